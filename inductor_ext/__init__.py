@@ -1,0 +1,67 @@
+"""Custom low-precision ops with CUDA kernels in eager mode that torch.compile can see through.
+
+    import torch, inductor_ext as ixt
+    ixt.enable()                       # or INDUCTOR_EXT_ENABLED=1
+    q = ixt.quantize(x, ixt.FP8(granularity="row"))
+
+Importing changes nothing in PyTorch's compiler; ``enable()`` does, ``disable()`` undoes it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import config, ops
+from ._version import __version__
+from .api import dequantize, quantize, scaled_mm
+from .errors import (
+    CompatError,
+    Decline,
+    DeclinedError,
+    InductorExtError,
+    InductorExtWarning,
+    LoweringError,
+    RegistrationError,
+)
+from .formats import FP8, Quantized
+from .registry import Autograd, OpContract, Record, clear_records, contracts, records, register
+
+if TYPE_CHECKING:
+    from .explain import explain
+
+__all__ = [
+    "FP8", "Autograd", "CompatError", "Decline", "DeclinedError", "InductorExtError",
+    "InductorExtWarning", "LoweringError", "OpContract", "Quantized", "Record",
+    "RegistrationError", "__version__", "clear_records", "config", "contracts", "dequantize",
+    "disable", "enable", "explain", "ops", "quantize", "records", "register", "scaled_mm",
+]  # fmt: skip
+
+
+def enable() -> None:
+    """Install the lowerings and decompositions: ``config.enabled = True``."""
+    config.enabled = True
+
+
+def disable() -> None:
+    """Put Inductor back as it was: ``config.enabled = False``."""
+    config.enabled = False
+
+
+def __getattr__(name: str) -> Any:
+    if name == "explain":
+        from .explain import explain
+
+        globals()["explain"] = explain
+        return explain
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _start() -> None:
+    from inductor_ext.kernels import load
+
+    load()
+    if config.enabled:
+        config.enabled = True
+
+
+_start()

@@ -1,0 +1,170 @@
+"""What Inductor calls in place of a registered op: run it, check it, or fall back, and record it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from . import _compat, config
+from .errors import Decline, DeclinedError, InductorExtWarning, LoweringError
+from .registry import OpContract, Record, add_record
+
+_warned: set[tuple[str, str]] = set()
+
+
+def compile_time_function(contract: OpContract) -> Callable[..., Any]:
+    """Return the function to put into Inductor's lowering or decomposition table."""
+    if contract.strategy == "decomposition":
+        return _decomposition(contract)
+    return _lowering(contract)
+
+
+def _implementation(contract: OpContract) -> Callable[..., Any]:
+    found = contract.implementation
+    function = _compat.resolve(found) if isinstance(found, str) else found
+    assert callable(function)
+    return function
+
+
+def _decomposition(contract: OpContract) -> Callable[..., Any]:
+    def decompose(*args: Any, **kwargs: Any) -> Any:
+        reason = _unsupported(contract, args, kwargs)
+        if reason is None:
+            try:
+                result = _implementation(contract)(*args, **kwargs)
+            except Decline as decline:
+                reason = str(decline)
+            else:
+                add_record(Record(contract.name, "decomposed"))
+                return result
+        _decline(contract, reason)
+        return NotImplemented
+
+    return decompose
+
+
+def _lowering(contract: OpContract) -> Callable[..., Any]:
+    def lower(*args: Any, **kwargs: Any) -> Any:
+        if contract.strategy == "opaque":
+            add_record(Record(contract.name, "opaque", "registered as opaque"))
+            return _fall_back(contract, args, kwargs)
+        node = _compat.V.graph.current_node
+        fakes = pytree.tree_map_only(torch.fx.Node, _fake, (node.args, node.kwargs))
+        reason = _unsupported(contract, *fakes)
+        if reason is None:
+            try:
+                result = _implementation(contract)(*args, **kwargs)
+                problem = _contradiction(result, node.meta.get("val"))
+            except Decline as decline:
+                reason = str(decline)
+            except Exception as error:
+                _fail(contract, f"{type(error).__name__}: {error}", error)
+                return _fall_back(contract, args, kwargs)
+            else:
+                if problem is None:
+                    add_record(Record(contract.name, "lowered"))
+                    return result
+                _fail(contract, problem, None)
+                return _fall_back(contract, args, kwargs)
+        _decline(contract, reason)
+        return _fall_back(contract, args, kwargs)
+
+    return lower
+
+
+def _fake(node: torch.fx.Node) -> Any:
+    return node.meta.get("val")
+
+
+def _unsupported(contract: OpContract, args: Any, kwargs: Any) -> str | None:
+    if contract.supports is None:
+        return None
+    answer = contract.supports(*args, **kwargs)
+    if answer is True:
+        return None
+    return answer if isinstance(answer, str) else "its `supports` predicate returned False"
+
+
+def _decline(contract: OpContract, reason: str) -> None:
+    add_record(Record(contract.name, "declined", reason))
+    if config.strict:
+        raise DeclinedError(contract.name, reason)
+
+
+def _fail(contract: OpContract, reason: str, error: Exception | None) -> None:
+    add_record(Record(contract.name, "failed", reason))
+    if config.strict:
+        raise LoweringError(contract.name, reason) from error
+    if (contract.name, reason) not in _warned:
+        _warned.add((contract.name, reason))
+        warnings.warn(
+            f"the lowering of {contract.name} failed and the opaque kernel runs instead: {reason}",
+            InductorExtWarning,
+            stacklevel=2,
+        )
+
+
+def _fall_back(contract: OpContract, args: Any, kwargs: Any) -> Any:
+    """Call the op's own kernel, with inputs in the strides that eager would have given it.
+
+    An explicit fallback gets no layout constraint from Inductor; this applies the default of
+    untagged custom ops, or nothing where the op's tag says that any layout will do.
+    """
+    node = _compat.V.graph.current_node
+    flexible = torch.Tag.flexible_layout in contract.op.tags
+    if not flexible and "eager_input_vals" in node.meta:
+        normalize = torch.fx.operator_schemas.normalize_function
+        fake = normalize(contract.op, *node.meta["eager_input_vals"])
+        real = normalize(contract.op, args, kwargs)
+        if fake is not None and real is not None:
+            args, kwargs = _compat.constrain_to_fake_tensors(*real, *fake)
+    return _compat.fallback_handler(contract.op, add_to_fallback_set=False)(*args, **kwargs)
+
+
+def _contradiction(result: Any, fake: Any) -> str | None:
+    """Compare a lowering's result with what the op's fake promised; None if they agree."""
+    got = pytree.tree_leaves(result, is_leaf=lambda leaf: leaf is None)
+    expected = pytree.tree_leaves(fake)
+    if len(got) != len(expected):
+        return f"it returned {len(got)} results, the fake says {len(expected)}"
+    for index, (value, like) in enumerate(zip(got, expected, strict=True)):
+        if not isinstance(like, torch.Tensor):
+            continue
+        where = f"result {index}"
+        if not hasattr(value, "get_dtype"):
+            return f"{where} is a {type(value).__name__}, not Inductor IR"
+        if value.get_dtype() != like.dtype:
+            return f"{where} is {value.get_dtype()}, the fake says {like.dtype}"
+        if value.get_device() != like.device:
+            return f"{where} is on {value.get_device()}, the fake says {like.device}"
+        if not _same_size(value.get_size(), like.shape):
+            return f"{where} has the shape {list(value.get_size())}, the fake says {list(like.shape)}"
+        stride = value.maybe_get_stride()
+        if stride is not None and _is_fixed(value) and not _same_size(stride, like.stride()):
+            return f"{where} has the strides {list(stride)}, the fake says {list(like.stride())}"
+    return None
+
+
+def _is_fixed(value: Any) -> bool:
+    layout = value.maybe_get_layout()
+    return layout is not None and type(layout).__name__ == "FixedLayout" and like_matters(layout)
+
+
+def like_matters(layout: Any) -> bool:
+    """Return whether the strides of a layout are observable (more than one element)."""
+    return not any(size == 0 or size == 1 for size in layout.size)
+
+
+def _same_size(got: Any, expected: Any) -> bool:
+    sizevars = _compat.V.graph.sizevars
+    if len(got) != len(expected):
+        return False
+    for a, b in zip(got, expected, strict=True):
+        symbol = b.node.expr if isinstance(b, torch.SymInt) else b
+        if not sizevars.statically_known_equals(a, symbol):
+            return False
+    return True

@@ -1,0 +1,130 @@
+"""Flags of the plugin, process-wide, in the manner of PyTorch's config modules.
+
+=================  =========================  ================================================
+flag               environment variable       meaning
+=================  =========================  ================================================
+``enabled``        INDUCTOR_EXT_ENABLED       install the lowerings and decompositions (off)
+``strict``         INDUCTOR_EXT_STRICT        a decline or failing lowering raises (off)
+``numerics``       INDUCTOR_EXT_NUMERICS      "exact": compiled code gives eager's bits;
+                                              "fast": intermediate roundings may be skipped
+``disabled_ops``   INDUCTOR_EXT_DISABLED_OPS  names ("namespace::op") that stay opaque
+=================  =========================  ================================================
+
+Assign to a flag, or use :func:`patch` for a while.  Inductor's tables are shared by all threads,
+so the flags are too (torch's own config modules are per thread since 2.13).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+_TRUE, _FALSE = {"1", "true", "on", "yes"}, {"0", "false", "off", "no", ""}
+
+
+def _bool(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"config.{name} must be a bool, got {value!r}")
+    return value
+
+
+def _numerics(name: str, value: Any) -> str:
+    if value not in ("exact", "fast"):
+        raise ValueError(f'config.{name} must be "exact" or "fast", got {value!r}')
+    return str(value)
+
+
+def _op_names(name: str, value: Any) -> frozenset[str]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise TypeError(f"config.{name} must be a collection of op names, got {value!r}")
+    names = frozenset(value)
+    for op in names:
+        if not isinstance(op, str) or "::" not in op:
+            raise ValueError(f'config.{name} must hold names like "namespace::op", got {op!r}')
+    return names
+
+
+_CHECKS = {"enabled": _bool, "strict": _bool, "numerics": _numerics, "disabled_ops": _op_names}
+
+
+def _from_env(name: str, default: Any) -> Any:
+    variable = "INDUCTOR_EXT_" + name.upper()
+    text = os.environ.get(variable)
+    if text is None:
+        return default
+    if isinstance(default, bool):
+        if text.lower() not in _TRUE | _FALSE:
+            raise ValueError(f"{variable} must be 0 or 1, got {text!r}")
+        return text.lower() in _TRUE
+    if isinstance(default, frozenset):
+        return _op_names(name, [op for op in text.replace(",", " ").split() if op])
+    return _numerics(name, text)
+
+
+enabled: bool = _from_env("enabled", False)
+strict: bool = _from_env("strict", False)
+numerics: str = _from_env("numerics", "exact")
+disabled_ops: frozenset[str] = _from_env("disabled_ops", frozenset())
+
+_lock = threading.RLock()
+
+
+def _assign(changes: dict[str, Any]) -> None:
+    """Set several flags and bring Inductor into line once; on failure nothing is changed."""
+    for name in changes:
+        if name not in _CHECKS:
+            raise AttributeError(
+                f"inductor_ext.config has no flag {name!r}; the flags are {', '.join(_CHECKS)}"
+            )
+    checked = {name: _CHECKS[name](name, value) for name, value in changes.items()}
+    from . import _install
+
+    with _install.exclusive(), _lock:
+        before = {name: globals()[name] for name in checked}
+        globals().update(checked)
+        try:
+            _install.sync()
+        except BaseException:
+            globals().update(before)
+            _install.sync()
+            raise
+
+
+@contextlib.contextmanager
+def patch(**changes: Any) -> Iterator[None]:
+    """Set flags inside a ``with`` block (or decorated function) and put the old values back.
+
+    Process-wide, like the flags themselves.  Keep a training step whole inside one block: the
+    backward is compiled when it first runs.
+    """
+    with _lock:
+        before = {name: globals()[name] for name in changes if name in _CHECKS}
+        _assign(changes)
+    try:
+        yield
+    finally:
+        _assign(before)
+
+
+def to_dict() -> dict[str, Any]:
+    """Return the flags and their values."""
+    return {name: globals()[name] for name in _CHECKS}
+
+
+class _ConfigModule(types.ModuleType):
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("__"):
+            super().__setattr__(name, value)
+        else:
+            _assign({name: value})
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"inductor_ext.config.{name} cannot be deleted")
+
+
+sys.modules[__name__].__class__ = _ConfigModule

@@ -1,0 +1,56 @@
+"""The ``inductor_ext`` operator namespace: how a built-in op is defined."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from ..errors import InductorExtWarning
+
+LIBRARY = torch.library.Library("inductor_ext", "DEF")
+_warned = False
+
+
+def define(
+    schema: str, *, fake: Callable[..., Any], reference: Callable[..., Any], compiled: bool = True
+) -> OpOverload:
+    """Define an op, its fake, and the kernel that runs where no compiled one is loaded.
+
+    Args:
+        schema: "name(arguments) -> results".
+        fake: shapes, strides and dtypes of the results; also checks the arguments.
+        reference: plain PyTorch, run in eager mode on devices without a compiled kernel.
+        compiled: whether a compiled kernel exists, so that running the reference is worth a word.
+    """
+    name = schema.partition("(")[0]
+    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    torch.library.register_fake(f"inductor_ext::{name}", fake, lib=LIBRARY)
+
+    @functools.wraps(reference)
+    def fallback(*args: Any, **kwargs: Any) -> Any:
+        fake(*args, **kwargs)  # the checks
+        if compiled:
+            _warn_once(name)
+        return reference(*args, **kwargs)
+
+    LIBRARY.impl(name, fallback, "CompositeExplicitAutograd")
+    overload = getattr(torch.ops.inductor_ext, name).default
+    assert isinstance(overload, OpOverload)
+    return overload
+
+
+def _warn_once(name: str) -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            f"inductor_ext::{name} has no compiled kernel for this device and runs as plain "
+            "PyTorch: right, but slow. `python -m inductor_ext doctor` says what to install.",
+            InductorExtWarning,
+            stacklevel=4,
+        )

@@ -1,0 +1,141 @@
+"""Scaled FP8 matrix product: an opaque op, cuBLASLt's kernel on CUDA, exact on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from inductor_ext.decompositions import scaled_mm as reference
+
+from ..registry import register
+from ..validation import FP8_DTYPES, INPUT_DTYPES, check_dtype, check_same_device
+from ._library import LIBRARY, define
+
+
+def _check_scale(name: str, scale: Tensor, rows: Any, shape: tuple[Any, Any]) -> None:
+    check_dtype(name, scale.dtype, (torch.float32,))
+    if scale.numel() != 1 and tuple(scale.shape) != shape:
+        raise ValueError(f"`{name}` must have one element or the shape {shape}, got "
+                         f"{tuple(scale.shape)}")
+
+
+def _fake(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    fast_accum: bool = False,
+) -> Tensor:
+    check_dtype("a", a.dtype, FP8_DTYPES)
+    check_dtype("b", b.dtype, FP8_DTYPES)
+    check_dtype("dtype", dtype, INPUT_DTYPES)
+    if a.dtype == b.dtype == torch.float8_e5m2:
+        raise TypeError("`a` and `b` must not both be float8_e5m2: no GPU multiplies them")
+    for name, matrix in (("a", a), ("b", b)):
+        if matrix.dim() != 2:
+            raise ValueError(f"`{name}` must have 2 dimensions, got {matrix.dim()}")
+    if a.shape[1] != b.shape[0]:
+        raise ValueError(
+            f"`b` must have as many rows as `a` has columns, {a.shape[1]}, got {b.shape[0]}"
+        )
+    m, n = a.shape[0], b.shape[1]
+    _check_scale("scale_a", scale_a, m, (m, 1))
+    _check_scale("scale_b", scale_b, n, (1, n))
+    for name, tensor in (("b", b), ("scale_a", scale_a), ("scale_b", scale_b)):
+        check_same_device(name, tensor, "a", a)
+    if bias is not None:
+        check_same_device("bias", bias, "a", a)
+        check_dtype("bias", bias.dtype, (dtype,))
+        if bias.dim() != 1 or bias.shape[0] != n:
+            raise ValueError(f"`bias` must have the shape ({n},), got {tuple(bias.shape)}")
+    return a.new_empty((m, n), dtype=dtype)
+
+
+scaled_mm = define(
+    "scaled_mm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias,"
+    " ScalarType dtype, bool fast_accum=False) -> Tensor",
+    fake=_fake,
+    reference=reference.scaled_mm,
+    compiled=False,
+)
+
+
+def _round_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def _pad(matrix: Tensor, rows: int, columns: int) -> Tensor:
+    if matrix.shape == (rows, columns):
+        return matrix
+    padded = matrix.new_zeros((rows, columns), dtype=torch.uint8)
+    padded[: matrix.shape[0], : matrix.shape[1]] = matrix.view(torch.uint8)
+    return padded.view(matrix.dtype)
+
+
+def _cuda(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    fast_accum: bool = False,
+) -> Tensor:
+    """Call torch's scaled GEMM, with operands in the layout and sizes that cuBLASLt takes."""
+    out = _fake(a, b, scale_a, scale_b, bias, dtype, fast_accum)
+    m, k, n = a.shape[0], a.shape[1], b.shape[1]
+    if m == 0 or n == 0:
+        return out
+    if k == 0:
+        return out.zero_() if bias is None else out.copy_(bias.expand(m, n))
+    rowwise = scale_a.numel() != 1 or scale_b.numel() != 1
+    # cuBLASLt: K and N in multiples of 16, A row-major, B column-major; zeros add nothing.
+    k16, n16 = _round_up(k, 16), _round_up(n, 16)
+    a = _pad(a if a.is_contiguous() else a.contiguous(), m, k16)
+    bt = _pad(b.t() if b.t().is_contiguous() else b.t().contiguous(), n16, k16)
+    if rowwise:
+        scale_a = scale_a.reshape(-1, 1).expand(m, 1).contiguous()
+        scale_b = torch.nn.functional.pad(
+            scale_b.reshape(1, -1).expand(1, n), (0, n16 - n)
+        ).contiguous()
+    else:
+        scale_a, scale_b = scale_a.reshape(()), scale_b.reshape(())
+    # Row-wise kernels write bf16 only, and fp32 results take no bias in the epilogue.
+    product_dtype = torch.bfloat16 if rowwise and dtype != torch.bfloat16 else dtype
+    fused_bias = None
+    if bias is not None and product_dtype == dtype and dtype != torch.float32:
+        fused_bias = torch.nn.functional.pad(bias, (0, n16 - n))
+    result = torch._scaled_mm(
+        a, bt.t(), scale_a, scale_b, fused_bias, None, product_dtype, fast_accum
+    )
+    if n16 != n:
+        result = result[:, :n].contiguous()
+    if bias is not None and fused_bias is None:
+        result = result + bias
+    return result if result.dtype == dtype else result.to(dtype)
+
+
+LIBRARY.impl("scaled_mm", _cuda, "CUDA")
+
+
+def _inputs(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    generator = torch.Generator(device=device).manual_seed(0)
+    for m, k, n in ((16, 32, 48), (5, 33, 7)):
+        a = torch.randn(m, k, generator=generator, device=device).to(torch.float8_e4m3fn)
+        b = torch.randn(n, k, generator=generator, device=device).to(torch.float8_e4m3fn).t()
+        bias = torch.randn(n, generator=generator, device=device).to(torch.bfloat16)
+        one = torch.tensor(0.5, device=device)
+        yield a, b, one, one, None, torch.bfloat16
+        rows = torch.rand(m, 1, generator=generator, device=device)
+        columns = torch.rand(1, n, generator=generator, device=device)
+        yield a, b, rows, columns, bias, torch.bfloat16
+
+
+register(
+    scaled_mm, reference=reference.scaled_mm, opaque=True, autograd=None, inputs=_inputs
+)

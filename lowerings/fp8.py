@@ -1,0 +1,140 @@
+"""FP8 per tensor and per row as Inductor IR; the arithmetic is ``decompositions/fp8.py``'s."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from inductor_ext._compat import ops
+
+from .vocabulary import (
+    F32,
+    Expression,
+    abs_ignoring_nan,
+    amax_of_all,
+    amax_of_rows,
+    div_rn,
+    f32,
+    i32,
+    load_f32,
+    pointwise,
+    rounded,
+    saturate_cast,
+    stored,
+)
+
+FLOAT32_MAX = torch.finfo(torch.float32).max
+
+
+def quantize_fp8_static(x: Any, scale: Any, dtype: torch.dtype) -> tuple[Any, Any, Any]:
+    """Lower ``inductor_ext::quantize_fp8_static``."""
+    value = load_f32(x)
+    rowwise = _has_row_scale(x, scale)
+    load_scale = scale.make_loader()
+
+    def magnitude(index: Sequence[Any]) -> Any:
+        return abs_ignoring_nan(value(index))
+
+    amax = amax_of_rows(x, magnitude) if rowwise else amax_of_all(x, magnitude)
+    inverse = pointwise(
+        x, F32, scale.get_size(), lambda i: div_rn(f32(1.0), load_scale(i), x.get_device())
+    )
+    return _codes(x, value, scale, dtype), inverse, _reshaped_scalar(amax, scale)
+
+
+def quantize_fp8_tensor(
+    x: Any, dtype: torch.dtype, eps: float = 0.0, pow2: bool = False
+) -> tuple[Any, Any]:
+    """Lower ``inductor_ext::quantize_fp8_tensor``."""
+    value = load_f32(x)
+    amax = amax_of_all(x, lambda index: abs_ignoring_nan(value(index)))
+    return _current(x, value, amax, dtype, eps, pow2, FLOAT32_MAX)
+
+
+def quantize_fp8_row(
+    x: Any, dtype: torch.dtype, eps: float = 0.0, pow2: bool = False
+) -> tuple[Any, Any]:
+    """Lower ``inductor_ext::quantize_fp8_row``."""
+    value = load_f32(x)
+    amax = amax_of_rows(x, lambda index: abs_ignoring_nan(value(index)))
+    return _current(x, value, amax, dtype, eps, pow2, torch.finfo(x.get_dtype()).max)
+
+
+def dequantize_fp8(q: Any, scale_inv: Any, dtype: torch.dtype) -> Any:
+    """Lower ``inductor_ext::dequantize_fp8``; the result is rounded even if it is fused away."""
+    load, scale = q.make_loader(), _scale_of(q, scale_inv)
+    device = q.get_device()
+
+    def element(index: Sequence[Any]) -> Any:
+        product = ops.mul(ops.to_dtype(load(index), F32), scale(index))
+        if dtype == F32:
+            return product
+        return ops.to_dtype(rounded(product, dtype, device), dtype)
+
+    return pointwise(q, dtype, q.get_size(), element)
+
+
+def _current(
+    x: Any, value: Expression, amax: Any, dtype: torch.dtype, eps: float, pow2: bool, limit: float
+) -> tuple[Any, Any]:
+    """Return codes and scale_inv for the scale that ``amax`` (0-d or (*, 1)) gives."""
+    load, device = amax.make_loader(), x.get_device()
+
+    def scale_of(index: Sequence[Any]) -> Any:
+        return _current_scale(load(index), dtype, eps, pow2, limit, device)
+
+    scale = stored(pointwise(x, F32, amax.get_size(), scale_of))
+    load_scale = scale.make_loader()
+    inverse = pointwise(
+        x, F32, amax.get_size(), lambda index: div_rn(f32(1.0), load_scale(index), device)
+    )
+    return _codes(x, value, scale, dtype), inverse
+
+
+def _current_scale(
+    amax: Any, dtype: torch.dtype, eps: float, pow2: bool, limit: float, device: torch.device
+) -> Any:
+    if eps > 0.0:
+        amax = ops.where(ops.lt(amax, f32(eps)), f32(eps), amax)
+    infinity = f32(float("inf"))
+    scale = div_rn(f32(torch.finfo(dtype).max), amax, device)
+    scale = ops.where(ops.eq(scale, infinity), f32(limit), scale)
+    if pow2:
+        bits = ops.to_dtype_bitcast(scale, torch.int32, F32)
+        scale = ops.to_dtype_bitcast(ops.bitwise_and(bits, i32(-0x00800000)), F32, torch.int32)
+    ordinary = ops.logical_and(ops.gt(amax, f32(0.0)), ops.lt(amax, infinity))
+    return ops.where(ordinary, scale, f32(1.0))
+
+
+def _codes(x: Any, value: Expression, scale: Any, dtype: torch.dtype) -> Any:
+    multiplier, device = _scale_of(x, scale), x.get_device()
+    return pointwise(
+        x,
+        dtype,
+        x.get_size(),
+        lambda index: saturate_cast(ops.mul(value(index), multiplier(index)), dtype, device),
+    )
+
+
+def _has_row_scale(x: Any, scale: Any) -> bool:
+    """Return whether ``scale`` is (*x.shape[:-1], 1); the fake has checked the shapes."""
+    size, of_scale = x.get_size(), scale.get_size()
+    return bool(size) and list(of_scale) == [*size[:-1], 1]
+
+
+def _scale_of(x: Any, scale: Any) -> Expression:
+    """Return the scale that belongs to an element of ``x``."""
+    load = scale.make_loader()
+    if _has_row_scale(x, scale):
+        return lambda index: load([*index[:-1], 0])
+    return lambda index: load([0] * len(scale.get_size()))
+
+
+def _reshaped_scalar(amax: Any, scale: Any) -> Any:
+    """Give a 0-d amax the shape of a one-element scale."""
+    if len(amax.get_size()) == len(scale.get_size()):
+        return amax
+    load = amax.make_loader()
+    return pointwise(amax, F32, scale.get_size(), lambda index: load([]))
