@@ -1,0 +1,108 @@
+// FP8 number formats and the scale formula, shared by the CPU and the CUDA kernels.
+//
+// Everything here is plain fp32 and integer arithmetic with IEEE rounding, and free of branches so
+// that host compilers vectorize it. Build with -ffp-contract=off and never with -ffast-math.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__CUDACC__)
+#define IXT_HD __host__ __device__ __forceinline__
+#else
+#define IXT_HD inline __attribute__((always_inline))
+#endif
+
+namespace ixt {
+
+constexpr uint32_t kFloatInf = 0x7F800000u;
+constexpr float kFloatMax = 3.4028234663852886e38f;
+
+template <typename To, typename From>
+IXT_HD To bit_copy(From from) {
+  static_assert(sizeof(To) == sizeof(From), "same size only");
+  To to;
+  memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+// 1 sign, 4 exponent (bias 7), 3 mantissa bits; no infinity, NaN is S.1111.111.
+struct E4M3 {
+  static constexpr float max_finite = 448.0f;
+  static constexpr uint32_t max_bits = 0x43E00000u;     // 448 as fp32
+  static constexpr uint32_t normal_bits = 0x3C800000u;  // 2^-6, the smallest normal, as fp32
+  static constexpr uint32_t mantissa = 3;
+  static constexpr uint32_t bias = 7;
+  static constexpr float denormal_magic = 16384.0f;  // 2^14: its fp32 ulp is the step 2^-9
+  static constexpr float denormal_step = 0x1p-9f;
+};
+
+// 1 sign, 5 exponent (bias 15), 2 mantissa bits; the upper half of an IEEE fp16.
+struct E5M2 {
+  static constexpr float max_finite = 57344.0f;
+  static constexpr uint32_t max_bits = 0x47600000u;
+  static constexpr uint32_t normal_bits = 0x38800000u;  // 2^-14
+  static constexpr uint32_t mantissa = 2;
+  static constexpr uint32_t bias = 15;
+  static constexpr float denormal_magic = 128.0f;  // 2^7: its fp32 ulp is the step 2^-16
+  static constexpr float denormal_step = 0x1p-16f;
+};
+
+// Saturate, then round to nearest even; every NaN becomes the code 0x7F, as the hardware gives it.
+template <typename Format>
+IXT_HD uint8_t encode_fp8(float value) {
+  constexpr uint32_t shift = 23 - Format::mantissa;
+  constexpr uint32_t rebias = (127 - Format::bias) << Format::mantissa;
+  const uint32_t bits = bit_copy<uint32_t>(value);
+  const uint32_t sign = (bits >> 24) & 0x80u;
+  const uint32_t raw = bits & 0x7FFFFFFFu;
+  const uint32_t mag = raw > Format::max_bits ? Format::max_bits : raw;
+  const uint32_t normal = ((mag + ((1u << (shift - 1)) - 1) + ((mag >> shift) & 1u)) >> shift) - rebias;
+  // Adding a number whose ulp is the subnormal step lets the FPU do the rounding.
+  const uint32_t tiny = bit_copy<uint32_t>(bit_copy<float>(mag) + Format::denormal_magic) -
+                        bit_copy<uint32_t>(Format::denormal_magic);
+  const uint32_t code = (mag < Format::normal_bits ? tiny : normal) | sign;
+  return static_cast<uint8_t>(raw > kFloatInf ? 0x7Fu : code);
+}
+
+template <typename Format>
+IXT_HD float decode_fp8(uint8_t byte) {
+  constexpr uint32_t shift = 23 - Format::mantissa;
+  constexpr bool ieee = Format::mantissa == 2;  // e5m2 keeps the top exponent for inf and NaN
+  constexpr uint32_t first_special = ieee ? 0x7Cu : 0x7Fu;
+  const uint32_t code = byte & 0x7Fu;
+  const uint32_t sign = static_cast<uint32_t>(byte & 0x80u) << 24;
+  const uint32_t normal = (code << shift) + ((127 - Format::bias) << 23);
+  const uint32_t special = ieee ? (kFloatInf | (code << shift)) : 0x7FC00000u;
+  const uint32_t tiny = bit_copy<uint32_t>(static_cast<float>(static_cast<int32_t>(code)) * Format::denormal_step);
+  uint32_t bits = code < (1u << Format::mantissa) ? tiny : normal;
+  bits = code >= first_special ? special : bits;
+  return bit_copy<float>(bits | sign);
+}
+
+// The largest finite value of the input's dtype: what an infinite scale of a row becomes.
+struct ScaleRule {
+  float eps;       // lower bound of amax
+  float overflow;  // replaces an infinite scale
+  bool pow2;       // round the scale down to a power of two
+};
+
+IXT_HD float div_ieee(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fdiv_rn(a, b);
+#else
+  return a / b;
+#endif
+}
+
+template <typename Format>
+IXT_HD float scale_from_amax(float amax, const ScaleRule& rule) {
+  amax = amax < rule.eps ? rule.eps : amax;
+  if (amax == 0.0f || bit_copy<uint32_t>(amax) == kFloatInf) return 1.0f;
+  float scale = div_ieee(Format::max_finite, amax);
+  if (bit_copy<uint32_t>(scale) == kFloatInf) scale = rule.overflow;
+  if (rule.pow2) scale = bit_copy<float>(bit_copy<uint32_t>(scale) & 0xFF800000u);
+  return scale;
+}
+
+}  // namespace ixt
