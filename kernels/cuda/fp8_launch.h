@@ -1,0 +1,54 @@
+// Launchers of the FP8 kernels; fp8.cu holds the ops, the other files the kernels.
+#pragma once
+
+#include "common.cuh"
+
+namespace ixt {
+
+// What one quantize call reads and writes, as rows of one stride. A whole tensor is one row.
+struct QuantizeArgs {
+  const void* x;
+  int64_t rows;
+  int64_t cols;
+  int64_t stride;      // elements between rows of x
+  uint8_t* q;          // contiguous
+  const float* scale;  // given scale (static), one a row, or nullptr: scale comes from amax
+  float* scale_inv;    // one a row
+  float* amax;         // one a row, static only
+  ScaleRule rule;
+};
+
+struct Target {
+  int device;
+  cudaStream_t stream;
+};
+
+// One scale a row, in one pass over x.
+void launch_quantize_rows(const QuantizeArgs& args, Float in, Fp8 out, Target target);
+
+// One scale for a contiguous tensor of args.cols elements, given by args.scale.
+void launch_quantize_static(const QuantizeArgs& args, Float in, Fp8 out, Target target);
+
+// One scale for a contiguous tensor, from its amax. `partial` has room for partial_count floats.
+int64_t current_partial_count(int device);
+void launch_quantize_current(const QuantizeArgs& args, float* partial, Float in, Fp8 out,
+                             Target target);
+
+// `cols` is the number of elements that share a scale.
+void launch_dequantize(const uint8_t* q, const float* scale_inv, void* y, int64_t n, int64_t cols,
+                       Fp8 in, Float out, Target target);
+
+// Call f(T{}, Format{}) with the types of the two dtypes.
+template <typename Bf16, typename F16, typename F>
+void with_types(Float value, Fp8 code, const F& f) {
+  auto inner = [&](auto t) { code == Fp8::e4m3 ? f(t, E4M3{}) : f(t, E5M2{}); };
+  if (value == Float::bf16) {
+    inner(Bf16{});
+  } else if (value == Float::f16) {
+    inner(F16{});
+  } else {
+    inner(float{});
+  }
+}
+
+}  // namespace ixt
