@@ -82,9 +82,7 @@ def amax_ignoring_nan(v: Tensor, rowwise: bool) -> Tensor:
     return torch.where(v.isnan(), 0.0, v.abs()).amax()
 
 
-def current_scale(
-    amax: Tensor, dtype: torch.dtype, eps: float, pow2: bool, limit: float
-) -> Tensor:
+def current_scale(amax: Tensor, dtype: torch.dtype, eps: float, pow2: bool, limit: float) -> Tensor:
     """Return the quantization multiplier for an amax: max_finite / amax, with its corner cases.
 
     Args:

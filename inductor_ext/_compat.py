@@ -43,12 +43,35 @@ SYMBOLS: dict[str, str] = {
     # Partitioner and scheduler choices.
     "partitioners": "torch._functorch.partitioners",
     "InductorChoices": "torch._inductor.choices:InductorChoices",
+    "ReductionHint": "torch._inductor.runtime.hints:ReductionHint",
     # Dynamo.
     "compile_lock": "torch._dynamo.convert_frame:compile_lock",
     "counters": "torch._dynamo.utils:counters",
     "dynamo_config": "torch._dynamo.config",
     "inductor_config": "torch._inductor.config",
     "functorch_config": "torch._functorch.config",
+    # Code generation without compiling (explain, fake_gpu).
+    "GraphLowering": "torch._inductor.graph:GraphLowering",
+    "PyCodeCache": "torch._inductor.codecache:PyCodeCache",
+    "compile_fx": "torch._inductor.compile_fx:compile_fx",
+    "joint_graph": "torch._inductor.fx_passes.joint_graph",
+    "inductor_debug": "torch._inductor.debug",
+    "codegen_cpp": "torch._inductor.codegen.cpp",
+    "codegen_triton": "torch._inductor.codegen.triton",
+    "dynamo_optimize": "torch._dynamo.eval_frame:optimize",
+    # What stands between Inductor and a GPU (fake_gpu).
+    "device_interface": "torch._dynamo.device_interface",
+    "DeviceProperties": "torch._inductor.runtime.hints:DeviceProperties",
+    "triton_helpers": "torch._inductor.runtime.triton_helpers",
+    "triton_utils": "torch.utils._triton",
+    "inductor_utils": "torch._inductor.utils",
+    "cuda_env": "torch._inductor.codegen.cuda.cuda_env",
+    "FakeTensor": "torch._subclasses.fake_tensor:FakeTensor",
+    "FakeTensorMode": "torch._subclasses.fake_tensor:FakeTensorMode",
+    "ShapeEnv": "torch.fx.experimental.symbolic_shapes:ShapeEnv",
+    # The parity harness (inductor_ext.testing).
+    "FakeTensorMode": "torch._subclasses.fake_tensor:FakeTensorMode",
+    "fx_config": "torch.fx.experimental._config",
 }
 
 

@@ -18,6 +18,7 @@ import torch
 from torch._ops import OpOverload
 
 from . import _compat, _state
+from ._schedule import wrap_persistent_choice
 from ._sources import package_digest
 from .errors import InductorExtWarning
 
@@ -94,6 +95,13 @@ def recomputable_packets() -> list[Any]:
         for op in _installed
         if known[op].recomputable and known[op].strategy != "opaque"
     ]
+
+
+def _is_lowered(target: Any) -> bool:
+    from .registry import contracts
+
+    contract = contracts().get(target) if target in _installed else None
+    return contract is not None and contract.strategy != "opaque"
 
 
 def _digest_of(wanted: dict[OpOverload, OpContract], op: OpOverload) -> str | None:
@@ -178,6 +186,7 @@ def _install_globals() -> None:
         _Entry(_compat.custom_backend_passes, _FINGERPRINT, _fingerprint()).remove
     )
     _global_entries.append(_wrap_partitioner_lists())
+    _global_entries.append(wrap_persistent_choice(_is_lowered))
 
 
 def _fingerprint() -> Any:

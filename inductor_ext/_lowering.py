@@ -142,7 +142,9 @@ def _contradiction(result: Any, fake: Any) -> str | None:
         if value.get_device() != like.device:
             return f"{where} is on {value.get_device()}, the fake says {like.device}"
         if not _same_size(value.get_size(), like.shape):
-            return f"{where} has the shape {list(value.get_size())}, the fake says {list(like.shape)}"
+            return (
+                f"{where} has the shape {list(value.get_size())}, the fake says {list(like.shape)}"
+            )
         stride = value.maybe_get_stride()
         if stride is not None and _is_fixed(value) and not _same_size(stride, like.stride()):
             return f"{where} has the strides {list(stride)}, the fake says {list(like.stride())}"

@@ -28,7 +28,7 @@ def source_of(name: str, version: str, *functions: Callable[..., Any] | str | No
         if text is None and not version:
             raise RegistrationError(
                 f"{name}: the source of {label} cannot be read, so compile caches would not "
-                "notice a change of it; pass version=\"...\" and change it with the code"
+                'notice a change of it; pass version="..." and change it with the code'
             )
         digest.update(f"\0{label}\0".encode() + (text or b""))
     return digest.hexdigest()[:32]

@@ -61,7 +61,7 @@ def quantize(x: Tensor, format: FP8, scale: Tensor | None = None) -> Quantized:
     check_tensor("scale", scale)
     if check_scale("scale", scale, "x", x) != rowwise and not (scale.numel() == 1 and not rowwise):
         raise ValueError(
-            f"`scale` must have the shape {(*x.shape[:-1], 1)} for granularity \"row\", "
+            f'`scale` must have the shape {(*x.shape[:-1], 1)} for granularity "row", '
             f"got {tuple(scale.shape)}"
         )
     return Quantized(*quantize_fp8_static(x, scale, format.dtype))

@@ -236,8 +236,7 @@ def _one_strategy(
     if len(given) != 1:
         said = " and ".join(strategy for strategy, _ in given) or "none"
         raise RegistrationError(
-            f"{name}: give exactly one of `lowering`, `decomposition` and `opaque=True`, "
-            f"got {said}"
+            f"{name}: give exactly one of `lowering`, `decomposition` and `opaque=True`, got {said}"
         )
     return given[0]
 

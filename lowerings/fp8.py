@@ -11,8 +11,8 @@ from inductor_ext._compat import ops
 
 from .vocabulary import (
     F32,
+    Amax,
     Expression,
-    abs_ignoring_nan,
     amax_of_all,
     amax_of_rows,
     div_rn,
@@ -34,32 +34,27 @@ def quantize_fp8_static(x: Any, scale: Any, dtype: torch.dtype) -> tuple[Any, An
     rowwise = _has_row_scale(x, scale)
     load_scale = scale.make_loader()
 
-    def magnitude(index: Sequence[Any]) -> Any:
-        return abs_ignoring_nan(value(index))
-
-    amax = amax_of_rows(x, magnitude) if rowwise else amax_of_all(x, magnitude)
+    amax = amax_of_rows(x) if rowwise else amax_of_all(x)
     inverse = pointwise(
         x, F32, scale.get_size(), lambda i: div_rn(f32(1.0), load_scale(i), x.get_device())
     )
-    return _codes(x, value, scale, dtype), inverse, _reshaped_scalar(amax, scale)
+    largest = pointwise(x, F32, scale.get_size(), lambda i: amax.load(i if rowwise else []))
+    return _codes(x, value, scale, dtype), inverse, largest
 
 
 def quantize_fp8_tensor(
     x: Any, dtype: torch.dtype, eps: float = 0.0, pow2: bool = False
 ) -> tuple[Any, Any]:
     """Lower ``inductor_ext::quantize_fp8_tensor``."""
-    value = load_f32(x)
-    amax = amax_of_all(x, lambda index: abs_ignoring_nan(value(index)))
-    return _current(x, value, amax, dtype, eps, pow2, FLOAT32_MAX)
+    return _current(x, load_f32(x), amax_of_all(x), dtype, eps, pow2, FLOAT32_MAX)
 
 
 def quantize_fp8_row(
     x: Any, dtype: torch.dtype, eps: float = 0.0, pow2: bool = False
 ) -> tuple[Any, Any]:
     """Lower ``inductor_ext::quantize_fp8_row``."""
-    value = load_f32(x)
-    amax = amax_of_rows(x, lambda index: abs_ignoring_nan(value(index)))
-    return _current(x, value, amax, dtype, eps, pow2, torch.finfo(x.get_dtype()).max)
+    limit = torch.finfo(x.get_dtype()).max
+    return _current(x, load_f32(x), amax_of_rows(x), dtype, eps, pow2, limit)
 
 
 def dequantize_fp8(q: Any, scale_inv: Any, dtype: torch.dtype) -> Any:
@@ -77,13 +72,19 @@ def dequantize_fp8(q: Any, scale_inv: Any, dtype: torch.dtype) -> Any:
 
 
 def _current(
-    x: Any, value: Expression, amax: Any, dtype: torch.dtype, eps: float, pow2: bool, limit: float
+    x: Any,
+    value: Expression,
+    amax: Amax,
+    dtype: torch.dtype,
+    eps: float,
+    pow2: bool,
+    limit: float,
 ) -> tuple[Any, Any]:
     """Return codes and scale_inv for the scale that ``amax`` (0-d or (*, 1)) gives."""
-    load, device = amax.make_loader(), x.get_device()
+    device = x.get_device()
 
     def scale_of(index: Sequence[Any]) -> Any:
-        return _current_scale(load(index), dtype, eps, pow2, limit, device)
+        return _current_scale(amax.load(index), dtype, eps, pow2, limit, device)
 
     scale = stored(pointwise(x, F32, amax.get_size(), scale_of))
     load_scale = scale.make_loader()
@@ -130,11 +131,3 @@ def _scale_of(x: Any, scale: Any) -> Expression:
     if _has_row_scale(x, scale):
         return lambda index: load([*index[:-1], 0])
     return lambda index: load([0] * len(scale.get_size()))
-
-
-def _reshaped_scalar(amax: Any, scale: Any) -> Any:
-    """Give a 0-d amax the shape of a one-element scale."""
-    if len(amax.get_size()) == len(scale.get_size()):
-        return amax
-    load = amax.make_loader()
-    return pointwise(amax, F32, scale.get_size(), lambda index: load([]))

@@ -6,13 +6,15 @@ several times under analysis handlers, so it must have no side effects.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from inductor_ext import config
-from inductor_ext._compat import ir, ops
+from inductor_ext._compat import ReductionHint, V, ir, ops
+from inductor_ext._schedule import MAX_ROW
 
 Expression = Callable[[Sequence[Any]], Any]
 F32 = torch.float32
@@ -92,23 +94,28 @@ def div_rn(a: Any, b: Any, device: torch.device) -> Any:
     )
 
 
-def abs_ignoring_nan(value: Any) -> Any:
+def abs_ignoring_nan(value: Any, device: torch.device) -> Any:
     """Return |value|, or 0 for NaN: what an amax takes."""
-    return ops.where(is_nan(value), f32(0.0), ops.abs(value))
+    magnitude = ops.abs(value)
+    if device.type == "cpu":
+        return ops.where(is_nan(value), f32(0.0), magnitude)
+    # PTX max returns the operand that is a number: one instruction instead of three.
+    return ops.inline_asm_elementwise(
+        magnitude, asm="max.f32 $0, $1, 0f00000000;", constraints="=f,f", dtype=F32,
+        is_pure=True, pack=1,
+    )  # fmt: skip
 
 
 def saturate_cast(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
     """Clamp an fp32 value to the largest finite code and round it; NaN becomes code 0x7F."""
+    if device.type == "cuda":  # cvt.rn.satfinite clamps, and has one code for every NaN
+        return ops.to_dtype(value, dtype)
     limit = torch.finfo(dtype).max
     clamped = ops.minimum(ops.maximum(value, f32(-limit)), f32(limit))
-    if device.type == "cpu":  # the hardware's conversion has one NaN code, C++ keeps the sign
-        clamped = ops.where(is_nan(value), f32(float("nan")), clamped)
-    return ops.to_dtype(clamped, dtype)
+    return ops.to_dtype(ops.where(is_nan(value), f32(float("nan")), clamped), dtype)
 
 
-def pointwise(
-    like: Any, dtype: torch.dtype, size: Sequence[Any], expression: Expression
-) -> Any:
+def pointwise(like: Any, dtype: torch.dtype, size: Sequence[Any], expression: Expression) -> Any:
     """Return a tensor of ``size`` on the device of ``like``, element by element."""
     return ir.Pointwise.create(
         device=like.get_device(), dtype=dtype, inner_fn=expression, ranges=list(size)
@@ -121,44 +128,89 @@ def stored(value: Any) -> Any:
     return value
 
 
-def amax_of_rows(x: Any, expression: Expression) -> Any:
-    """Return max over the last dimension of an fp32 expression over ``x``, shape (*, 1)."""
+def amax_of_rows(x: Any) -> Amax:
+    """Return max |x| over the last dimension, NaN skipped, shape (*, 1)."""
     *rows, columns = x.get_size()
+    value, device = load_f32(x), x.get_device()
     if columns == 0 or any(size == 0 for size in rows):
-        return stored(pointwise(x, F32, (*rows, 1), lambda index: f32(0.0)))
-    reduced = ir.Reduction.create(
-        device=x.get_device(),
-        dst_dtype=F32,
-        src_dtype=F32,
-        inner_fn=lambda index, reduction: expression([*index[:-1], *reduction]),
-        ranges=[*rows, 1],
-        reduction_ranges=[columns],
-        reduction_type="max",
-        input_node=x,
-    )
-    return stored(reduced)
+        return Amax(stored(pointwise(x, F32, (*rows, 1), lambda index: f32(0.0))))
+
+    def element(index: Sequence[Any], reduction: Sequence[Any]) -> Any:
+        return _ordered(abs_ignoring_nan(value([*index[:-1], *reduction]), device), device)
+
+    return Amax(_max(x, element, [*rows, 1], [columns]))
 
 
-def amax_of_all(x: Any, expression: Expression) -> Any:
-    """Return the max of an fp32 expression over all of ``x``, 0-d.
+def amax_of_all(x: Any) -> Amax:
+    """Return max |x| over everything, NaN skipped, 0-d.
 
     Rows first, then their maxima: the first pass then fuses with whatever else walks the rows of
     ``x`` (its producer, the quantization), and the second is tiny.
     """
     if any(size == 0 for size in x.get_size()):
-        return stored(pointwise(x, F32, (), lambda index: f32(0.0)))
+        return Amax(stored(pointwise(x, F32, (), lambda index: f32(0.0))))
     if not x.get_size():
-        return stored(pointwise(x, F32, (), expression))
-    rows = amax_of_rows(x, expression)
+        value, device = load_f32(x), x.get_device()
+        return Amax(stored(pointwise(x, F32, (), lambda i: abs_ignoring_nan(value(i), device))))
+    rows = amax_of_rows(x).buffer
     load = rows.make_loader()
-    reduced = ir.Reduction.create(
-        device=x.get_device(),
-        dst_dtype=F32,
-        src_dtype=F32,
-        inner_fn=lambda index, reduction: load(reduction),
-        ranges=[],
-        reduction_ranges=list(rows.get_size()),
-        reduction_type="max",
-        input_node=rows,
-    )
-    return stored(reduced)
+    return Amax(_max(rows, lambda index, reduction: load(reduction), [], list(rows.get_size())))
+
+
+class Amax:
+    """The result of an amax: a buffer, and how to read it as fp32.
+
+    On a GPU the maximum is taken over the bits of the magnitudes as integers, which order like
+    the numbers: one instruction an element, where Inductor's NaN-propagating maximum takes three.
+    """
+
+    def __init__(self, buffer: Any) -> None:
+        self.buffer = buffer
+
+    def load(self, index: Sequence[Any]) -> Any:
+        """Return the fp32 amax at an index."""
+        value = self.buffer.make_loader()(index)
+        if self.buffer.get_dtype() == torch.int32:
+            return ops.to_dtype_bitcast(value, F32, torch.int32)
+        return value
+
+    def get_size(self) -> list[Any]:
+        """Return its size: [] or [*, 1]."""
+        return list(self.buffer.get_size())
+
+
+def _amax_dtype(device: torch.device) -> torch.dtype:
+    return F32 if device.type == "cpu" else torch.int32
+
+
+def _ordered(magnitude: Any, device: torch.device) -> Any:
+    dtype = _amax_dtype(device)
+    return magnitude if dtype == F32 else ops.to_dtype_bitcast(magnitude, dtype, F32)
+
+
+def _max(
+    x: Any,
+    element: Callable[[Sequence[Any], Sequence[Any]], Any],
+    ranges: list[Any],
+    reduction_ranges: list[Any],
+) -> Any:
+    """Reduce by maximum: in one kernel where one thread block can hold what is reduced."""
+    dtype = _amax_dtype(x.get_device())
+    arguments = {
+        "device": x.get_device(),
+        "src_dtype": dtype,
+        "inner_fn": element,
+        "ranges": ranges,
+        "reduction_ranges": reduction_ranges,
+        "reduction_type": "max",
+    }
+    known = V.graph.sizevars.statically_known_leq
+    if not known(math.prod(reduction_ranges), MAX_ROW) or not _contiguous_rows(x):
+        return stored(ir.Reduction.create(dst_dtype=dtype, input_node=x, **arguments))
+    hint = ReductionHint.INNER
+    return stored(ir.TensorBox.create(ir.Reduction(dtype=dtype, reduction_hint=hint, **arguments)))
+
+
+def _contiguous_rows(x: Any) -> bool:
+    stride = x.maybe_get_stride()
+    return not stride or V.graph.sizevars.statically_known_equals(stride[-1], 1)

@@ -18,8 +18,9 @@ from ._library import LIBRARY, define
 def _check_scale(name: str, scale: Tensor, rows: Any, shape: tuple[Any, Any]) -> None:
     check_dtype(name, scale.dtype, (torch.float32,))
     if scale.numel() != 1 and tuple(scale.shape) != shape:
-        raise ValueError(f"`{name}` must have one element or the shape {shape}, got "
-                         f"{tuple(scale.shape)}")
+        raise ValueError(
+            f"`{name}` must have one element or the shape {shape}, got {tuple(scale.shape)}"
+        )
 
 
 def _fake(
@@ -136,6 +137,4 @@ def _inputs(device: torch.device) -> Iterator[tuple[Any, ...]]:
         yield a, b, rows, columns, bias, torch.bfloat16
 
 
-register(
-    scaled_mm, reference=reference.scaled_mm, opaque=True, autograd=None, inputs=_inputs
-)
+register(scaled_mm, reference=reference.scaled_mm, opaque=True, autograd=None, inputs=_inputs)

@@ -1,0 +1,56 @@
+"""How long a call takes, on the device and on the host."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def device_time(call: Callable[[], Any], device: torch.device, *, budget_ms: float = 100) -> float:
+    """Return the median time of a call in microseconds, caches cold, device time on CUDA."""
+    if device.type == "cuda":
+        from triton.testing import do_bench
+
+        return float(do_bench(call, warmup=25, rep=budget_ms, return_mode="median")) * 1e3
+    call()
+    times: list[float] = []
+    while sum(times) < budget_ms / 1e3 * 3 or len(times) < 5:
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times) * 1e6
+
+
+def host_time(call: Callable[[], Any], device: torch.device, calls: int = 2000) -> float:
+    """Return the host's microseconds a call, the device kept free of a backlog.
+
+    The median over batches of 50 calls, each batch synchronized outside the timed region.
+    """
+
+    def synchronize() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    for _ in range(50):
+        call()
+    batches = []
+    for _ in range(max(1, calls // 50)):
+        synchronize()
+        start = time.perf_counter()
+        for _ in range(50):
+            call()
+        batches.append((time.perf_counter() - start) / 50)
+    synchronize()
+    return statistics.median(batches) * 1e6
+
+
+def copy_bandwidth(elements: int, device: torch.device) -> float:
+    """Return the bytes a second, read plus written, of a copy of ``elements`` bf16 numbers."""
+    source = torch.randn(elements, device=device, dtype=torch.bfloat16)
+    target = torch.empty_like(source)
+    microseconds = device_time(lambda: target.copy_(source), device)
+    return 4 * elements / (microseconds * 1e-6)
