@@ -8,6 +8,7 @@ folder of the torch package, or nothing.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -28,6 +29,8 @@ _SITE_QUERY = (
 
 def _outer_interpreters() -> Iterator[str]:
     """Yield the interpreters outside an isolated build environment, likeliest first."""
+    # pip runs isolated builds with the outer interpreter and hides its packages by PYTHONPATH.
+    yield sys.executable
     env = os.environ.get("VIRTUAL_ENV")
     if env:
         yield str(Path(env, "bin", "python"))
@@ -41,8 +44,6 @@ def _outer_interpreters() -> Iterator[str]:
 
 
 def _site_folders(interpreter: str) -> list[str]:
-    import json
-
     env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
     try:
         result = subprocess.run(
@@ -64,7 +65,6 @@ def _candidates() -> Iterator[Path]:
         yield Path(given)
         return
     paths = sysconfig.get_paths()
-    # pip runs isolated builds with the outer environment's interpreter, so these come first.
     for folder in dict.fromkeys([*sys.path, paths["purelib"], paths["platlib"]]):
         yield Path(folder, "torch")
     seen: set[str] = set()

@@ -4,6 +4,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <type_traits>
+
 #include "common.cuh"
 
 namespace ixt {
@@ -43,11 +45,13 @@ class Amax<float> {
   float acc_ = 0.0f;
 };
 
+constexpr uint32_t kPairMagnitude = 0x7FFF7FFFu;  // clears the signs of two 16-bit floats
+
 template <>
 class Amax<bf16> {
  public:
   __device__ __forceinline__ void add(uint32_t word) {
-    acc_ = __hmax2(acc_, __habs2(bit_copy<__nv_bfloat162>(word)));
+    acc_ = __hmax2(acc_, bit_copy<__nv_bfloat162>(word & kPairMagnitude));
   }
   __device__ __forceinline__ float value() const {
     const uint32_t bits = bit_copy<uint32_t>(acc_);
@@ -62,7 +66,7 @@ template <>
 class Amax<f16> {
  public:
   __device__ __forceinline__ void add(uint32_t word) {
-    acc_ = __hmax2(acc_, __habs2(bit_copy<__half2>(word)));
+    acc_ = __hmax2(acc_, bit_copy<__half2>(word & kPairMagnitude));
   }
   __device__ __forceinline__ float value() const {
     const float2 pair = __half22float2(acc_);

@@ -2,6 +2,8 @@
 //
 // Every kernel is a grid that fills the GPU once and walks tiles of kThreads * kUnroll vectors,
 // block after block, so that at any time the whole grid works in one window of memory.
+#include <algorithm>
+
 #include "fp8_device.cuh"
 #include "fp8_launch.h"
 

@@ -2,6 +2,8 @@
 //
 // A group of lanes takes a short row, a block takes a long one; rows that do not fit in registers
 // or are not aligned are read twice, the second time from cache.
+#include <algorithm>
+
 #include "fp8_device.cuh"
 #include "fp8_launch.h"
 
