@@ -58,6 +58,7 @@ SYMBOLS: dict[str, str] = {
     "inductor_debug": "torch._inductor.debug",
     "codegen_cpp": "torch._inductor.codegen.cpp",
     "codegen_triton": "torch._inductor.codegen.triton",
+    "pgo": "torch._dynamo.pgo",
     "dynamo_optimize": "torch._dynamo.eval_frame:optimize",
     # What stands between Inductor and a GPU (fake_gpu).
     "device_interface": "torch._dynamo.device_interface",
@@ -67,7 +68,6 @@ SYMBOLS: dict[str, str] = {
     "inductor_utils": "torch._inductor.utils",
     "cuda_env": "torch._inductor.codegen.cuda.cuda_env",
     "FakeTensor": "torch._subclasses.fake_tensor:FakeTensor",
-    "FakeTensorMode": "torch._subclasses.fake_tensor:FakeTensorMode",
     "ShapeEnv": "torch.fx.experimental.symbolic_shapes:ShapeEnv",
     # The parity harness (inductor_ext.testing).
     "FakeTensorMode": "torch._subclasses.fake_tensor:FakeTensorMode",
