@@ -18,6 +18,7 @@ from .vocabulary import (
     div_rn,
     f32,
     i32,
+    known_equal,
     load_f32,
     pointwise,
     rounded,
@@ -120,9 +121,12 @@ def _codes(x: Any, value: Expression, scale: Any, dtype: torch.dtype) -> Any:
 
 
 def _has_row_scale(x: Any, scale: Any) -> bool:
-    """Return whether ``scale`` is (*x.shape[:-1], 1); the fake has checked the shapes."""
-    size, of_scale = x.get_size(), scale.get_size()
-    return bool(size) and list(of_scale) == [*size[:-1], 1]
+    """Return whether ``scale`` has more than one element: then it is (*x.shape[:-1], 1).
+
+    The fake has checked the shapes.  They are not compared here: sizes that a guard makes equal
+    are different symbols.
+    """
+    return any(not known_equal(size, 1) for size in scale.get_size())
 
 
 def _scale_of(x: Any, scale: Any) -> Expression:

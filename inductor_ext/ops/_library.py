@@ -36,7 +36,8 @@ def define(
         fake(*args, **kwargs)  # the checks
         if compiled:
             _warn_once(name)
-        return reference(*args, **kwargs)
+        with torch.no_grad():  # as a compiled kernel: no gradient unless the contract has a rule
+            return reference(*args, **kwargs)
 
     LIBRARY.impl(name, fallback, "CompositeExplicitAutograd")
     overload = getattr(torch.ops.inductor_ext, name).default

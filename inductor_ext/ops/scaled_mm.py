@@ -106,19 +106,27 @@ def _cuda(
         ).contiguous()
     else:
         scale_a, scale_b = scale_a.reshape(()), scale_b.reshape(())
-    # Row-wise kernels write bf16 only, and fp32 results take no bias in the epilogue.
-    product_dtype = torch.bfloat16 if rowwise and dtype != torch.bfloat16 else dtype
-    fused_bias = None
-    if bias is not None and product_dtype == dtype and dtype != torch.float32:
-        fused_bias = torch.nn.functional.pad(bias, (0, n16 - n))
-    result = torch._scaled_mm(
-        a, bt.t(), scale_a, scale_b, fused_bias, None, product_dtype, fast_accum
-    )
-    if n16 != n:
-        result = result[:, :n].contiguous()
-    if bias is not None and fused_bias is None:
-        result = result + bias
-    return result if result.dtype == dtype else result.to(dtype)
+    if rowwise and dtype != torch.bfloat16:
+        # The row-wise GEMM writes bf16 only: scale its unscaled fp32 product here, in fp32.
+        one = torch.ones((), device=a.device)
+        product = _gemm(a, bt, (one, one), None, torch.float32, fast_accum)
+        result = product[:, :n] * scale_a * scale_b[:, :n]
+        return (result if bias is None else result + bias.float()).to(dtype).contiguous()
+    if bias is not None and dtype == torch.float32:  # cuBLASLt adds no fp32 bias
+        return _gemm(a, bt, (scale_a, scale_b), None, dtype, fast_accum)[:, :n] + bias
+    padded_bias = None if bias is None else torch.nn.functional.pad(bias, (0, n16 - n))
+    return _gemm(a, bt, (scale_a, scale_b), padded_bias, dtype, fast_accum)[:, :n].contiguous()
+
+
+def _gemm(
+    a: Tensor,
+    bt: Tensor,
+    scales: tuple[Tensor, Tensor],
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    fast_accum: bool,
+) -> Tensor:
+    return torch._scaled_mm(a, bt.t(), *scales, bias, None, dtype, fast_accum)
 
 
 LIBRARY.impl("scaled_mm", _cuda, "CUDA")
