@@ -144,6 +144,7 @@ def test_small_run_page(run: tuple[dict[str, Any], str]) -> None:
     assert "erf()" in before
     assert "erf()" in after
     assert "quantize_fp8_row.default(" in before
+    assert before.count("scaled_mm.default(") == after.count("scaled_mm.default(") == 1
     assert "quantize_fp8_row.default(" not in after
     assert "Float8_e4m3fn" not in before
     assert "Float8_e4m3fn" in after

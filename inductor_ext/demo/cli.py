@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -26,6 +27,7 @@ from .variants import Bench, Variant
 
 SENTENCES = Path(__file__).with_name("sentences.txt")
 MAX_SENTENCES = 256
+MAX_REPEAT, MIN_REPEAT, TIMING_S = 10, 3, 30
 _WIDTH = 132  # of the table where the output is not a terminal
 
 
@@ -46,7 +48,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help='one sentence a line, at most 256; "#" starts a comment (a text that comes along)',
     )
-    p.add_argument("--repeat", type=_positive, default=10, help="timed batches (%(default)s)")
+    p.add_argument(
+        "--repeat",
+        type=_positive,
+        metavar="N",
+        help=f"timed batches of each (up to {MAX_REPEAT}, fewer if {TIMING_S} s are over)",
+    )
     p.add_argument("--html", type=Path, metavar="FILE", help="write a page with the fused kernel")
     p.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     return p
@@ -82,7 +89,7 @@ def run(
     sentences: Sequence[str],
     device: torch.device,
     layers: int | None,
-    repeat: int,
+    repeat: int | None,
     console: Console,
 ) -> Report:
     """Load the model, compile and time every variant, showing progress on ``console``."""
@@ -97,14 +104,14 @@ def run(
     ) as progress:
         task = progress.add_task("loading MiniLM", total=None)
         bench = Bench(M.load(device), sentences, layers)
-        progress.update(task, total=len(bench.variants) + repeat)
+        progress.update(task, total=len(bench.variants) + (repeat or MAX_REPEAT))
         for variant in bench.variants:
             progress.update(task, description=_doing(variant))
             bench.prepare(variant)
             progress.advance(task)
         progress.update(task, description="timing all of them in turn")
-        for _ in range(repeat):  # in turn, so that a busy machine slows all of them alike
-            for variant in bench.variants:
+        for _ in _rounds(repeat):
+            for variant in bench.variants:  # in turn: a busy machine slows all of them alike
                 bench.time_once(variant)
             progress.advance(task)
         agreement = bench.agreement()
@@ -114,7 +121,7 @@ def run(
         sentences=len(sentences),
         tokens=bench.batch.ids.shape[1],
         up_features=bench.up_features,
-        repeat=repeat,
+        repeat=len(bench.results["fp32"].times_ms),
         results=list(bench.results.values()),
         agreement=agreement,
     )
@@ -131,6 +138,14 @@ def read_sentences(path: Path) -> list[str]:
     if not 4 <= len(sentences) <= MAX_SENTENCES:
         raise ValueError(f"{path} must hold 4 to {MAX_SENTENCES} sentences, got {len(sentences)}")
     return sentences
+
+
+def _rounds(repeat: int | None) -> Iterator[int]:
+    start = time.perf_counter()
+    for i in range(repeat or MAX_REPEAT):
+        if repeat is None and i >= MIN_REPEAT and time.perf_counter() - start > TIMING_S:
+            return
+        yield i
 
 
 def _doing(variant: Variant) -> str:

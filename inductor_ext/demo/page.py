@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import textwrap
 from html import escape
 from pathlib import Path
@@ -36,8 +37,10 @@ def excerpt(counts: Counts) -> Excerpt:
                 continue
             calls = call_lines(source)
             start = next(i for i, line in enumerate(calls) if line.startswith(name))
-            end = next(i for i in range(start, len(calls)) if "scaled_mm" in calls[i].split("(")[0])
-            return Excerpt(name, "\n".join(calls[start : end + 1]), textwrap.dedent(body).strip())
+            end = next(i for i in range(start, len(calls)) if "inductor_ext.scaled_mm." in calls[i])
+            # Half the indentation: two columns of generated C++ are to fit on a page.
+            body = re.sub(r"^( +)\1", r"\1", textwrap.dedent(body), flags=re.M)
+            return Excerpt(name, "\n".join(calls[start : end + 1]), body.strip())
     raise ValueError("no generated kernel computes the gelu")
 
 
