@@ -43,7 +43,8 @@ ROOT = Path(__file__).resolve().parents[1]
 def _find_torch_module() -> ModuleType:
     path = ROOT / "kernels" / "cmake" / "find_torch.py"
     spec = importlib.util.spec_from_file_location("_inductor_ext_find_torch", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

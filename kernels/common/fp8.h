@@ -57,7 +57,8 @@ IXT_HD uint8_t encode_fp8(float value) {
   const uint32_t sign = (bits >> 24) & 0x80u;
   const uint32_t raw = bits & 0x7FFFFFFFu;
   const uint32_t mag = raw > Format::max_bits ? Format::max_bits : raw;
-  const uint32_t normal = ((mag + ((1u << (shift - 1)) - 1) + ((mag >> shift) & 1u)) >> shift) - rebias;
+  const uint32_t half = (1u << (shift - 1)) - 1 + ((mag >> shift) & 1u);  // ties go to even
+  const uint32_t normal = ((mag + half) >> shift) - rebias;
   // Adding a number whose ulp is the subnormal step lets the FPU do the rounding.
   const uint32_t tiny = bit_copy<uint32_t>(bit_copy<float>(mag) + Format::denormal_magic) -
                         bit_copy<uint32_t>(Format::denormal_magic);
@@ -74,13 +75,14 @@ IXT_HD float decode_fp8(uint8_t byte) {
   const uint32_t sign = static_cast<uint32_t>(byte & 0x80u) << 24;
   const uint32_t normal = (code << shift) + ((127 - Format::bias) << 23);
   const uint32_t special = ieee ? (kFloatInf | (code << shift)) : 0x7FC00000u;
-  const uint32_t tiny = bit_copy<uint32_t>(static_cast<float>(static_cast<int32_t>(code)) * Format::denormal_step);
+  const float step_count = static_cast<float>(static_cast<int32_t>(code));
+  const uint32_t tiny = bit_copy<uint32_t>(step_count * Format::denormal_step);
   uint32_t bits = code < (1u << Format::mantissa) ? tiny : normal;
   bits = code >= first_special ? special : bits;
   return bit_copy<float>(bits | sign);
 }
 
-// The largest finite value of the input's dtype: what an infinite scale of a row becomes.
+// How a scale follows from an amax.
 struct ScaleRule {
   float eps;       // lower bound of amax
   float overflow;  // replaces an infinite scale

@@ -211,7 +211,9 @@ Tensor dequantize_fp8(Tensor q_any, Tensor scale_any, ScalarType dtype) {
 }  // namespace ixt
 
 // The instruction set that the loops run on: "baseline", "v3" or "v4".
-extern "C" __attribute__((visibility("default"))) const char* inductor_ext_cpu_isa() { return ixt::loop_table().isa; }
+extern "C" __attribute__((visibility("default"))) const char* inductor_ext_cpu_isa() {
+  return ixt::loop_table().isa;
+}
 
 STABLE_TORCH_LIBRARY_IMPL(inductor_ext, CPU, m) {
   m.impl("quantize_fp8_static", TORCH_BOX(&ixt::quantize_fp8_static));

@@ -38,7 +38,8 @@ struct F16 {
   static IXT_HD float load(Word w) {
     const uint32_t mag = w & 0x7FFFu;
     const uint32_t sign = static_cast<uint32_t>(w & 0x8000u) << 16;
-    const uint32_t tiny = bit_copy<uint32_t>(static_cast<float>(static_cast<int32_t>(mag)) * 0x1p-24f);
+    const float step_count = static_cast<float>(static_cast<int32_t>(mag));
+    const uint32_t tiny = bit_copy<uint32_t>(step_count * 0x1p-24f);
     uint32_t bits = (mag << 13) + (112u << 23);
     bits = mag < 0x0400u ? tiny : bits;
     bits = mag >= 0x7C00u ? (mag << 13) | kFloatInf : bits;

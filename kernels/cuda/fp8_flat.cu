@@ -209,8 +209,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   }
   int64_t at;
   if (tail_element<T, N>(n, &at)) {
-    const Raw<sizeof(T)> value = dequantize<T, Format, 1>(q[at], Rows ? scale_inv[at / cols] : scale);
-    reinterpret_cast<Raw<sizeof(T)>*>(y)[at] = value;
+    if constexpr (Rows) scale = scale_inv[at / cols];
+    reinterpret_cast<Raw<sizeof(T)>*>(y)[at] = dequantize<T, Format, 1>(q[at], scale);
   }
 }
 

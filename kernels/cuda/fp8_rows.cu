@@ -167,11 +167,9 @@ void launch_group(const QuantizeArgs& a, int64_t vectors, bool tail, cudaStream_
   while (lanes < kWarp && (tail || lanes < vectors)) lanes *= 2;
   const int64_t per_block = kGroupThreads / lanes;
   const int64_t blocks = std::min((a.rows + per_block - 1) / per_block, kMaxGrid);
-  if (vectors <= kWarp) {
-    launch(quantize_rows_group<T, Format, Static, 1>, blocks, kGroupThreads, stream, false, a, lanes);
-  } else {
-    launch(quantize_rows_group<T, Format, Static, 4>, blocks, kGroupThreads, stream, false, a, lanes);
-  }
+  const auto kernel = vectors <= kWarp ? quantize_rows_group<T, Format, Static, 1>
+                                       : quantize_rows_group<T, Format, Static, 4>;
+  launch(kernel, blocks, kGroupThreads, stream, false, a, lanes);
 }
 
 template <typename T, typename Format, bool Static>
