@@ -57,11 +57,9 @@ def fresh_copy(fn: Any) -> Any:
 
 def unwrap(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return the plain function or module behind ``torch.compile(fn)``."""
-    if isinstance(fn, torch.nn.Module):
-        inner = getattr(fn, "_orig_mod", None)
-        return inner if isinstance(inner, torch.nn.Module) else fn
-    original: Callable[..., Any] | None = getattr(fn, "_torchdynamo_orig_callable", None)
-    return fn if original is None else original
+    name = "_orig_mod" if isinstance(fn, torch.nn.Module) else "_torchdynamo_orig_callable"
+    original: Callable[..., Any] | None = getattr(fn, name, None)
+    return original or fn
 
 
 @contextlib.contextmanager
