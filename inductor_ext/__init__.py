@@ -9,7 +9,12 @@ Importing changes nothing in PyTorch's compiler; ``enable()`` does, ``disable()`
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+if not (Path(__file__).parent / "lowerings").exists():
+    # A source checkout: the sub-packages are this folder's neighbours.
+    __path__.append(str(Path(__file__).parents[1]))
 
 from . import config, ops
 from ._version import __version__

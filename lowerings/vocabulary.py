@@ -26,14 +26,21 @@ def load_f32(x: Any) -> Expression:
     A bf16 or fp16 producer fused into the load arrives unrounded; eager mode has rounded it by
     storing it.  ``config.numerics = "fast"`` skips the rounding.
     """
-    load, dtype, device = x.make_loader(), x.get_dtype(), x.get_device()
-    exact = dtype == F32 or config.numerics == "fast" or _comes_from_memory(x)
+    load = load_unrounded(x)
+    if not _needs_rounding(x):
+        return load
+    dtype, device = x.get_dtype(), x.get_device()
+    return lambda index: rounded(load(index), dtype, device)
 
-    def expression(index: Sequence[Any]) -> Any:
-        value = ops.to_dtype(load(index), F32)
-        return value if exact else rounded(value, dtype, device)
 
-    return expression
+def load_unrounded(x: Any) -> Expression:
+    """Load ``x`` as fp32, as its producer left it."""
+    load = x.make_loader()
+    return lambda index: ops.to_dtype(load(index), F32)
+
+
+def _needs_rounding(x: Any) -> bool:
+    return x.get_dtype() != F32 and config.numerics == "exact" and not _comes_from_memory(x)
 
 
 def _comes_from_memory(x: Any) -> bool:
@@ -44,26 +51,11 @@ def _comes_from_memory(x: Any) -> bool:
     return opaque and not isinstance(x, ir.TemplateBuffer)
 
 
-_ROUND_PAIR = {
-    torch.bfloat16: (
-        "{ .reg .b32 pair, low, high; cvt.rn.bf16x2.f32 pair, $3, $2; "
-        "shl.b32 low, pair, 16; and.b32 high, pair, 0xffff0000; "
-        "mov.b32 $0, low; mov.b32 $1, high; }"
-    ),
-    torch.float16: (
-        "{ .reg .b32 pair; .reg .b16 low, high; cvt.rn.f16x2.f32 pair, $3, $2; "
-        "mov.b32 {low, high}, pair; cvt.f32.f16 $0, low; cvt.f32.f16 $1, high; }"
-    ),
-}
-
-
 def rounded(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
     """Round an fp32 value to bf16 or fp16 and back, also where Inductor would elide it."""
     if device.type != "cpu":
-        # Two at a time: the conversion of a single number runs at an eighth of the rate.
-        return ops.inline_asm_elementwise(
-            value, asm=_ROUND_PAIR[dtype], constraints="=f,=f,f,f", dtype=F32, is_pure=True, pack=2
-        )
+        narrow = ops.to_dtype(value, dtype, use_compute_types=False)
+        return ops.to_dtype(narrow, F32, src_dtype=dtype)
     # The C++ back end of torch 2.11 undoes a cast there and back, so it is done by arithmetic.
     exact = _round_to_bf16(value) if dtype == torch.bfloat16 else _round_to_fp16(value)
     return ops.where(is_nan(value), value, exact)
@@ -157,14 +149,14 @@ def stored(value: Any) -> Any:
 def amax_of_rows(x: Any) -> Amax:
     """Return max |x| over the last dimension, NaN skipped, shape (*, 1)."""
     *rows, columns = x.get_size()
-    value, device = load_f32(x), x.get_device()
+    value, device = load_unrounded(x), x.get_device()
     if any(known_equal(size, 0) for size in x.get_size()):
-        return Amax(stored(pointwise(x, F32, (*rows, 1), lambda index: f32(0.0))))
+        return Amax(x, stored(pointwise(x, F32, (*rows, 1), lambda index: f32(0.0))))
 
     def element(index: Sequence[Any], reduction: Sequence[Any]) -> Any:
         return _ordered(abs_ignoring_nan(value([*index[:-1], *reduction]), device), device)
 
-    return Amax(_max(x, element, [*rows, 1], [columns]))
+    return Amax(x, _max(x, element, [*rows, 1], [columns]))
 
 
 def amax_of_all(x: Any) -> Amax:
@@ -174,16 +166,16 @@ def amax_of_all(x: Any) -> Amax:
     ``x`` (its producer, the quantization), and the second is tiny.
     """
     if any(known_equal(size, 0) for size in x.get_size()):
-        return Amax(stored(pointwise(x, F32, (), lambda index: f32(0.0))))
+        return Amax(x, stored(pointwise(x, F32, (), lambda index: f32(0.0))))
     if not x.get_size():
-        value, device = load_f32(x), x.get_device()
-        return Amax(stored(pointwise(x, F32, (), lambda i: abs_ignoring_nan(value(i), device))))
+        value, device = load_unrounded(x), x.get_device()
+        return Amax(x, stored(pointwise(x, F32, (), lambda i: abs_ignoring_nan(value(i), device))))
     rows = amax_of_rows(x).buffer
     load = rows.make_loader()
     if all(known_equal(size, 1) for size in rows.get_size()):
         zeros = [0] * len(rows.get_size())
-        return Amax(stored(pointwise(rows, rows.get_dtype(), (), lambda index: load(zeros))))
-    return Amax(_max(rows, lambda index, reduction: load(reduction), [], list(rows.get_size())))
+        return Amax(x, stored(pointwise(rows, rows.get_dtype(), (), lambda index: load(zeros))))
+    return Amax(x, _max(rows, lambda index, reduction: load(reduction), [], list(rows.get_size())))
 
 
 class Amax:
@@ -191,18 +183,23 @@ class Amax:
 
     On a GPU the maximum is taken over the bits of the magnitudes as integers, which order like
     the numbers: one instruction an element, where Inductor's NaN-propagating maximum takes three.
+    The maximum is taken before the elements are rounded to the dtype of ``x``, and rounded itself:
+    rounding is monotonic, so that is the maximum of the rounded elements.
     """
 
-    def __init__(self, buffer: Any) -> None:
-        self.buffer = buffer
+    def __init__(self, x: Any, buffer: Any) -> None:
+        self.buffer, self.dtype, self.device = buffer, x.get_dtype(), x.get_device()
+        self.needs_rounding = _needs_rounding(x)
 
     def load(self, index: Sequence[Any]) -> Any:
         """Return the fp32 amax at an index."""
         value = self.buffer.make_loader()(index)
         # The maximum of nothing is 0 (sizes that are only known at run time may be 0).
         if self.buffer.get_dtype() == torch.int32:
-            return ops.to_dtype_bitcast(ops.maximum(value, i32(0)), F32, torch.int32)
-        return ops.maximum(value, f32(0.0))
+            value = ops.to_dtype_bitcast(ops.maximum(value, i32(0)), F32, torch.int32)
+        else:
+            value = ops.maximum(value, f32(0.0))
+        return rounded(value, self.dtype, self.device) if self.needs_rounding else value
 
     def get_size(self) -> list[Any]:
         """Return its size: [] or [*, 1]."""
