@@ -1,4 +1,4 @@
-"""What Inductor calls in place of a registered op: run it, check it, or fall back, and record it."""
+"""What Inductor calls in place of a registered op: run it, check it or fall back, record it."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from inductor_ext import config
 from inductor_ext._compat import ops
 
 from .vocabulary import (
@@ -65,8 +66,8 @@ def dequantize_fp8(q: Any, scale_inv: Any, dtype: torch.dtype) -> Any:
 
     def element(index: Sequence[Any]) -> Any:
         product = ops.mul(ops.to_dtype(load(index), F32), scale(index))
-        if dtype == F32:
-            return product
+        if dtype == F32 or config.numerics == "fast":
+            return ops.to_dtype(product, dtype)
         return ops.to_dtype(rounded(product, dtype, device), dtype)
 
     return pointwise(q, dtype, q.get_size(), element)

@@ -47,7 +47,7 @@ def _comes_from_memory(x: Any) -> bool:
     """Return whether no producer can be fused into loads of ``x``: an input, an opaque result."""
     while isinstance(x, (ir.MutableBox, ir.BaseView)):
         x = x.data
-    opaque = isinstance(x, ir.ExternKernel) or isinstance(x, (ir.InputBuffer, ir.ConstantBuffer))
+    opaque = isinstance(x, (ir.ExternKernel, ir.InputBuffer, ir.ConstantBuffer))
     return opaque and not isinstance(x, ir.TemplateBuffer)
 
 
