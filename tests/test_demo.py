@@ -124,6 +124,24 @@ def test_small_run_counts(run: tuple[dict[str, Any], str]) -> None:
     assert on["generated_kernels"] <= 4, "every quantize must join a kernel, or be one"
 
 
+@pytest.mark.parametrize(("key", "plugin"), [("fp8_opaque", False), ("fp8_plugin", True)])
+def test_counts_agree_with_explain(
+    run: tuple[dict[str, Any], str], minilm: Any, key: str, plugin: bool
+) -> None:
+    from inductor_ext.demo import model
+
+    row = next(row for row in run[0]["rows"] if row["key"] == key)
+    batch, fp8 = minilm.batch(["One sentence.", "And another one."]), model.FP8
+    with torch.no_grad(), ixt.config.patch(enabled=plugin):
+        hidden = minilm.embed_tokens(batch, fp8.dtype)
+        args = (hidden, fp8.prepare(hidden), batch.bias(fp8.dtype), minilm.layers(fp8, 1)[0])
+        seen = ixt.explain(model.make_layer(fp8, "layer"), *args, print=False)
+    assert (len(seen.graphs), len(seen.graph_breaks)) == (row["graphs"], row["graph_breaks"])
+    assert sum(kernel.launches for kernel in seen.kernels) == row["generated_kernels"]
+    ours = [kernel for kernel in seen.externs if "inductor_ext" in kernel.name]
+    assert sum(kernel.launches for kernel in ours) == sum(row["opaque_calls"].values())
+
+
 def test_small_run_quality(run: tuple[dict[str, Any], str]) -> None:
     for row in run[0]["rows"]:
         assert row["cosine_min"] > 0.99, row["key"]
