@@ -47,6 +47,7 @@ SYMBOLS: dict[str, str] = {
     # Dynamo.
     "compile_lock": "torch._dynamo.convert_frame:compile_lock",
     "counters": "torch._dynamo.utils:counters",
+    "run_and_get_code": "torch._inductor.utils:run_and_get_code",
     "dynamo_config": "torch._dynamo.config",
     "inductor_config": "torch._inductor.config",
     "functorch_config": "torch._functorch.config",
