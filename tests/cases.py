@@ -36,7 +36,7 @@ SHAPES: tuple[tuple[int, ...], ...] = (
     (2, 3, 1, 5),
     (1, 4099),
 )
-LAYOUTS = ("contiguous", "transposed", "strided", "expanded", "offset", "reversed_dims")
+LAYOUTS = ("contiguous", "transposed", "strided", "expanded", "offset", "rotated")
 
 
 # ---- bits ----
@@ -60,9 +60,8 @@ def from_raw(bits: np.ndarray, dtype: torch.dtype) -> Tensor:
     size = torch.empty((), dtype=dtype).element_size()
     signed = {1: np.uint8, 2: np.int16, 4: np.int32}[size]
     unsigned = {1: np.uint8, 2: np.uint16, 4: np.uint32}[size]
-    return torch.from_numpy(np.ascontiguousarray(bits, dtype=unsigned).view(signed).copy()).view(
-        dtype
-    )
+    array = np.array(bits, dtype=unsigned, order="C")  # a copy that stays 0-d
+    return torch.from_numpy(array.view(signed)).view(dtype)
 
 
 def f32(value: float | np.ndarray) -> Tensor:
@@ -247,9 +246,9 @@ def lay_out(flat: Tensor, shape: tuple[int, ...], layout: str) -> Tensor:
         return dense.clone()
     if layout == "transposed":
         return dense.transpose(0, -1).contiguous().transpose(0, -1)
-    if layout == "reversed_dims":
-        order = tuple(reversed(range(rank)))
-        return dense.permute(order).contiguous().permute(order)
+    if layout == "rotated":  # dimension 0 is innermost: for rank 2 the same as transposed
+        order, back = (*range(1, rank), 0), (rank - 1, *range(rank - 1))
+        return dense.permute(order).contiguous().permute(back)
     if layout == "offset":
         room = dense.new_empty(dense.numel() + 3)
         room[3:] = dense.reshape(-1)

@@ -70,7 +70,8 @@ def test_golden_saturation(value: float, target: str, code: int) -> None:
 def test_constants() -> None:
     assert (E4M3.max, E5M2.max, FP16.max) == (448.0, 57344.0, 65504.0)
     assert np.float32(BF16.max).view(np.uint32) == 0x7F7F0000
-    assert E4M3.values[1] == 2.0**-9 and E5M2.values[1] == 2.0**-16
+    assert E4M3.values[1] == 2.0**-9
+    assert E5M2.values[1] == 2.0**-16
     assert all(np.all(np.diff(g.values) > 0) for g in (E4M3, E5M2, FP16, BF16))
 
 
@@ -139,14 +140,17 @@ def test_quantize_by_hand() -> None:
         [0x76, 0xFE, 0x7F],
         [0x00, 0x80, 0x00],
     ]  # scale 224; a NaN leaves amax alone
-    assert row.scale_inv.shape == (2, 1) and row.scale_inv[1, 0] == 1.0
+    assert row.scale_inv.shape == (2, 1)
+    assert row.scale_inv[1, 0] == 1.0
     whole = fp8.quantize_static(x, np.float32(0.5), "e5m2")
     assert whole.codes.tolist() == [[0x38, 0xBC, 0x7F], [0x00, 0x80, 0x00]]
     assert (float(whole.scale_inv), float(whole.amax)) == (2.0, 2.0)
     empty = fp8.quantize_current(np.zeros((0, 5), np.float32), "fp32", "e4m3", row=False)
-    assert float(empty.amax) == 0.0 and float(empty.scale_inv) == 1.0
+    assert float(empty.amax) == 0.0
+    assert float(empty.scale_inv) == 1.0
     by_row = fp8.quantize_static(x, np.array([[1.0], [2.0]], np.float32), "e4m3")
-    assert by_row.amax.tolist() == [[2.0], [0.0]] and by_row.scale_inv.tolist() == [[1.0], [0.5]]
+    assert by_row.amax.tolist() == [[2.0], [0.0]]
+    assert by_row.scale_inv.tolist() == [[1.0], [0.5]]
 
 
 def test_subnormals_survive_numpy() -> None:
@@ -172,13 +176,14 @@ def test_values_are_what_they_say(dtype: torch.dtype) -> None:
     def of(kind: str) -> np.ndarray:
         return cases.floats(cases.values(kind, 4096, dtype))
 
-    assert np.isnan(of("nans")).any() and np.isnan(of("only_nans")).all()
+    assert np.isnan(of("nans")).any()
+    assert np.isnan(of("only_nans")).all()
     assert np.isinf(of("infinities")).sum() > 1
     smallest_normal = {"bf16": 2.0**-126, "fp16": 2.0**-14, "fp32": 2.0**-126}[cases.NAMES[dtype]]
-    assert np.abs(of("subnormals")).max() < smallest_normal and (of("subnormals") != 0).any()
-    assert np.signbit(of("zeros")).any() and not of("zeros").any()
-    assert (
-        np.nanmax(np.abs(of("ties_e4m3"))) == 448.0
-        and np.isin(E4M3.midpoints[64:-1], of("ties_e4m3")).all()
-    )
+    assert np.abs(of("subnormals")).max() < smallest_normal
+    assert (of("subnormals") != 0).any()
+    assert np.signbit(of("zeros")).any()
+    assert not of("zeros").any()
+    assert np.nanmax(np.abs(of("ties_e4m3"))) == 448.0
+    assert np.isin(E4M3.midpoints[64:-1], of("ties_e4m3")).all()
     assert len(np.unique(cases.raw(cases.every_pattern(dtype)))) == 65536

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import registry
-from ..registry import OpContract
+from inductor_ext import registry
+from inductor_ext.registry import OpContract
+
 from . import running
 from .compare import ParityError, metadata_problem, require_equal, tensors
 from .samples import Sample, differentiable, require_grad
@@ -168,9 +169,11 @@ def compiled_on(context: Context, sample: Sample) -> None:
 def compiled_off(context: Context, sample: Sample) -> None:
     """Compiled without the plugin: eager's bits."""
     expected = context.eager("compiled_off", sample)
-    with running.plugin(False):
-        with context.must_run("compiled_off", "compiling without the plugin", sample):
-            got = running.compiled(running.caller(context.contract.op))(*sample.args)
+    with (
+        running.plugin(False),
+        context.must_run("compiled_off", "compiling without the plugin", sample),
+    ):
+        got = running.compiled(running.caller(context.contract.op))(*sample.args)
     context.equal("compiled_off", got, expected, sample)
 
 

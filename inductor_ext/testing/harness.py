@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from ..registry import OpContract, contract
+from inductor_ext.registry import OpContract, contract
+
 from .checks import BATCHES, CHECKS, Context, across_devices
 from .samples import Inputs, Sample, samples
 

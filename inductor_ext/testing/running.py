@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from .. import _compat, config, registry
-from ..registry import OpContract, Record
+from inductor_ext import _compat, config, registry
+from inductor_ext.registry import OpContract, Record
 
 _fresh = itertools.count()
 

@@ -51,7 +51,7 @@ def current_scale(amax: F32, grid: Grid, eps: float, pow2: bool, ceiling: np.flo
         scale = np.divide(np.float32(grid.max), np.where(degenerate, ONE, amax), dtype=np.float32)
     scale = np.where(np.isinf(scale), ceiling, scale).astype(np.float32)
     if pow2:
-        scale = (np.ascontiguousarray(scale).view(np.uint32) & np.uint32(0xFF800000)).view(
+        scale = (np.array(scale, order="C").view(np.uint32) & np.uint32(0xFF800000)).view(
             np.float32
         )
     return np.where(degenerate, ONE, scale.reshape(amax.shape)).astype(np.float32)

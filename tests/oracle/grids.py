@@ -109,5 +109,5 @@ def decode_bits(raw: NDArray[np.integer], dtype: str) -> F32:
 def encode_bits(v: F32, dtype: str) -> NDArray[np.unsignedinteger]:
     """Bits of float32 values rounded once to `bf16`, `fp16` or `fp32`."""
     if dtype == "fp32":
-        return np.ascontiguousarray(v, dtype=np.float32).view(np.uint32)
+        return np.array(v, dtype=np.float32, order="C").view(np.uint32)
     return {"bf16": BF16, "fp16": FP16}[dtype].encode(v)
