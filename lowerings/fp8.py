@@ -12,7 +12,6 @@ from inductor_ext._compat import ops
 
 from .vocabulary import (
     F32,
-    Amax,
     Expression,
     amax_of_all,
     amax_of_rows,
@@ -21,6 +20,7 @@ from .vocabulary import (
     i32,
     known_equal,
     load_f32,
+    load_unrounded,
     pointwise,
     rounded,
     saturate_cast,
@@ -48,7 +48,7 @@ def quantize_fp8_tensor(
     x: Any, dtype: torch.dtype, eps: float = 0.0, pow2: bool = False
 ) -> tuple[Any, Any]:
     """Lower ``inductor_ext::quantize_fp8_tensor``."""
-    return _current(x, load_f32(x), amax_of_all(x), dtype, eps, pow2, FLOAT32_MAX)
+    return _current(x, dtype, eps, pow2, FLOAT32_MAX, rowwise=False)
 
 
 def quantize_fp8_row(
@@ -56,7 +56,7 @@ def quantize_fp8_row(
 ) -> tuple[Any, Any]:
     """Lower ``inductor_ext::quantize_fp8_row``."""
     limit = torch.finfo(x.get_dtype()).max
-    return _current(x, load_f32(x), amax_of_rows(x), dtype, eps, pow2, limit)
+    return _current(x, dtype, eps, pow2, limit, rowwise=True)
 
 
 def dequantize_fp8(q: Any, scale_inv: Any, dtype: torch.dtype) -> Any:
@@ -74,16 +74,16 @@ def dequantize_fp8(q: Any, scale_inv: Any, dtype: torch.dtype) -> Any:
 
 
 def _current(
-    x: Any,
-    value: Expression,
-    amax: Amax,
-    dtype: torch.dtype,
-    eps: float,
-    pow2: bool,
-    limit: float,
+    x: Any, dtype: torch.dtype, eps: float, pow2: bool, limit: float, *, rowwise: bool
 ) -> tuple[Any, Any]:
-    """Return codes and scale_inv for the scale that ``amax`` (0-d or (*, 1)) gives."""
+    """Return codes and scale_inv for the scale that the amax of ``x`` gives."""
     device = x.get_device()
+    value = load_f32(x)
+    if device.type == "cpu":
+        # The amax and the codes are loops of their own here: store the producer's result for
+        # the second one (its load is then rounded) rather than computing it twice.
+        value = load_unrounded(stored(x))
+    amax = amax_of_rows(x) if rowwise else amax_of_all(x)
 
     def scale_of(index: Sequence[Any]) -> Any:
         return _current_scale(amax.load(index), dtype, eps, pow2, limit, device)
