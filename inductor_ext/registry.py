@@ -90,7 +90,7 @@ _MAX_RECORDS = 10_000
 
 def op_name(op: OpOverload) -> str:
     """Return "namespace::op", with the overload's name unless it is "default"."""
-    return op.name() if op._overloadname != "default" else op._schema.name
+    return str(op.name() if op._overloadname != "default" else op._schema.name)
 
 
 def contracts() -> dict[OpOverload, OpContract]:

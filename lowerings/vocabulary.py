@@ -172,9 +172,6 @@ def amax_of_all(x: Any) -> Amax:
         return Amax(x, stored(pointwise(x, F32, (), lambda i: abs_ignoring_nan(value(i), device))))
     rows = amax_of_rows(x).buffer
     load = rows.make_loader()
-    if all(known_equal(size, 1) for size in rows.get_size()):
-        zeros = [0] * len(rows.get_size())
-        return Amax(x, stored(pointwise(rows, rows.get_dtype(), (), lambda index: load(zeros))))
     return Amax(x, _max(rows, lambda index, reduction: load(reduction), [], list(rows.get_size())))
 
 
@@ -231,6 +228,9 @@ def _max(
         "reduction_ranges": reduction_ranges,
         "reduction_type": "max",
     }
+    if all(known_equal(size, 1) for size in reduction_ranges):  # Inductor's rule: no reduction
+        zeros = [0] * len(reduction_ranges)
+        return stored(pointwise(x, dtype, ranges, lambda index: element(index, zeros)))
     known = V.graph.sizevars.statically_known_leq
     if not known(math.prod(reduction_ranges), MAX_ROW) or not _contiguous_rows(x):
         return stored(ir.Reduction.create(dst_dtype=dtype, input_node=x, **arguments))

@@ -12,6 +12,7 @@ import json
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,7 @@ def _measure(chain: Chain, tensors: dict[str, Tensor], speed: float) -> Row:
             with ixt.config.patch(enabled=enabled):
                 torch.compiler.reset()
                 compiled = torch.compile(function, fullgraph=True, dynamic=False)
-                times[column] = device_time(lambda c=compiled: c(*arguments), device)
+                times[column] = device_time(partial(compiled, *arguments), device)
         times["eager"] = device_time(lambda: chain.ours(*arguments), device)
     share = {column: round(100 * floor_us / time, 1) for column, time in times.items()}
     return Row(
