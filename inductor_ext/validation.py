@@ -76,9 +76,6 @@ def check_scale(name: str, scale: Tensor, x_name: str, x: Tensor) -> bool:
 
 def is_row_scale(scale: Tensor, x: Tensor) -> bool:
     """Return whether ``scale`` has the shape ``(*x.shape[:-1], 1)`` of a scale a row."""
-    return (
-        x.dim() > 0
-        and scale.dim() == x.dim()
-        and scale.shape[-1] == 1
-        and scale.shape[:-1] == x.shape[:-1]
-    )
+    if x.dim() == 0 or scale.dim() != x.dim():
+        return False
+    return bool(scale.shape[-1] == 1 and scale.shape[:-1] == x.shape[:-1])

@@ -89,10 +89,12 @@ def check_op(
             for name in wanted:
                 if name == "across_devices":
                     if device != places[0]:
-                        across_devices(context, sample, here)
+                        across_devices(context, sample.clone(), here.clone())
                         ran[name] += 1
                 elif name not in _COMPILES or sample.number in chosen:
-                    CHECKS[name](context, here)
+                    CHECKS[name](
+                        context, here.clone()
+                    )  # an op that writes to its inputs stays apart
                     ran[name] += 1
     return Report(found.name, ran)
 
