@@ -22,6 +22,7 @@ from torch import Tensor
 
 import inductor_ext as ixt
 
+from .chart import chart
 from .timing import copy_bandwidth, device_time, host_time
 
 E4M3 = torch.float8_e4m3fn
@@ -251,13 +252,19 @@ def run(arguments: argparse.Namespace) -> int:
     for name, microseconds in host.items():
         hosts.add_row(name, f"{microseconds}")
     console.print(hosts)
+    report = {
+        "environment": environment,
+        "shape": [rows, columns],
+        "copy_bytes_per_second": speed,
+        "chains": [asdict(row) for row in measured],
+        "host_us": host,
+    }
     if arguments.json:
-        report = {
-            "environment": environment,
-            "shape": [rows, columns],
-            "copy_bytes_per_second": speed,
-            "chains": [asdict(row) for row in measured],
-            "host_us": host,
-        }
         Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
+    if arguments.svg:
+        title = (
+            f"{environment['device']}, torch {environment['torch']}, {rows} x {columns} bf16: "
+            f"% of the floor at the copy's {speed / 1e12:.2f} TB/s (red: goal)"
+        )
+        Path(arguments.svg).write_text(chart([asdict(row) for row in measured], title))
     return 0
