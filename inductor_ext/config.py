@@ -102,7 +102,9 @@ def patch(**changes: Any) -> Iterator[None]:
     Process-wide, like the flags themselves.  Keep a training step whole inside one block: the
     backward is compiled when it first runs.
     """
-    with _lock:
+    from . import _install
+
+    with _install.exclusive(), _lock:  # in this order everywhere
         before = {name: globals()[name] for name in changes if name in _CHECKS}
         _assign(changes)
     try:
