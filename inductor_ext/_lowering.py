@@ -16,13 +16,6 @@ from .registry import OpContract, Record, add_record
 _warned: set[tuple[str, str]] = set()
 
 
-def compile_time_function(contract: OpContract) -> Callable[..., Any]:
-    """Return the function to put into Inductor's lowering or decomposition table."""
-    if contract.strategy == "decomposition":
-        return _decomposition(contract)
-    return _lowering(contract)
-
-
 def _implementation(contract: OpContract) -> Callable[..., Any]:
     found = contract.implementation
     function = _compat.resolve(found) if isinstance(found, str) else found
@@ -30,47 +23,54 @@ def _implementation(contract: OpContract) -> Callable[..., Any]:
     return function
 
 
-def _decomposition(contract: OpContract) -> Callable[..., Any]:
+def decomposition(contract: OpContract) -> Callable[..., Any]:
+    """Return the function to put into Inductor's decomposition table."""
+
     def decompose(*args: Any, **kwargs: Any) -> Any:
-        reason = _unsupported(contract, args, kwargs)
+        try:
+            reason = _unsupported(contract, args, kwargs)
+            result = None if reason is not None else _implementation(contract)(*args, **kwargs)
+        except Decline as decline:
+            reason = str(decline)
+        except Exception as error:
+            _fail(contract, f"{type(error).__name__}: {error}", error)
+            return NotImplemented
         if reason is None:
-            try:
-                result = _implementation(contract)(*args, **kwargs)
-            except Decline as decline:
-                reason = str(decline)
-            else:
-                add_record(Record(contract.name, "decomposed"))
-                return result
+            add_record(Record(contract.name, "decomposed"))
+            return result
         _decline(contract, reason)
         return NotImplemented
 
     return decompose
 
 
-def _lowering(contract: OpContract) -> Callable[..., Any]:
+def lowering(contract: OpContract) -> Callable[..., Any]:
+    """Return the function to put into Inductor's lowering table."""
+
     def lower(*args: Any, **kwargs: Any) -> Any:
-        if contract.strategy == "opaque":
-            add_record(Record(contract.name, "opaque", "registered as opaque"))
+        if contract.strategy != "lowering":
+            if contract.strategy == "opaque":
+                add_record(Record(contract.name, "opaque", "registered as opaque"))
             return _fall_back(contract, args, kwargs)
         node = _compat.V.graph.current_node
         fakes = pytree.tree_map_only(torch.fx.Node, _fake, (node.args, node.kwargs))
-        reason = _unsupported(contract, *fakes)
-        if reason is None:
-            try:
+        error = problem = None
+        try:
+            reason = _unsupported(contract, *fakes)
+            if reason is None:
                 result = _implementation(contract)(*args, **kwargs)
                 problem = _contradiction(result, node.meta.get("val"))
-            except Decline as decline:
-                reason = str(decline)
-            except Exception as error:
-                _fail(contract, f"{type(error).__name__}: {error}", error)
-                return _fall_back(contract, args, kwargs)
-            else:
-                if problem is None:
-                    add_record(Record(contract.name, "lowered"))
-                    return result
-                _fail(contract, problem, None)
-                return _fall_back(contract, args, kwargs)
-        _decline(contract, reason)
+        except Decline as decline:
+            reason = str(decline)
+        except Exception as raised:
+            error, problem, reason = raised, f"{type(raised).__name__}: {raised}", None
+        if reason is not None:
+            _decline(contract, reason)
+        elif problem is not None:
+            _fail(contract, problem, error)
+        else:
+            add_record(Record(contract.name, "lowered"))
+            return result
         return _fall_back(contract, args, kwargs)
 
     return lower
