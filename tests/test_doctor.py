@@ -160,3 +160,9 @@ def test_compile_check():
     assert "1 opaque calls" in broken.detail
     assert "disabled_ops" in broken.detail
     assert ixt.config.enabled is before
+
+
+@pytest.mark.gpu
+def test_checks_on_a_gpu():
+    assert doctor.eager("cuda").status == "ok"
+    assert doctor.compiled("cuda").status == "ok"

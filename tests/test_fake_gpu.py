@@ -279,3 +279,17 @@ def test_our_ops_fuse_for_hopper_and_decline_for_ampere():
     (kernel,) = hopper.kernels.values()
     assert "e4m3" in kernel.ptx
     assert "div.full" not in kernel.ptx
+
+
+@pytest.mark.gpu
+def test_beside_a_real_gpu():
+    torch.ones(2, device="cuda")
+    with torch.enable_grad():
+        w = torch.randn(64, device="cuda", requires_grad=True)
+        graphs = fake_gpu.capture(lambda w: F.gelu(w).sum(), (w,), "sm_120", asm=True)
+        assert [graph.kind for graph in graphs] == ["forward", "backward"]
+        for graph in graphs:
+            for kernel in graph.kernels.values():
+                assert ".target sm_120a\n" in kernel.ptx
+        torch.compile(lambda w: F.gelu(w).sum())(w).backward()
+    assert w.grad is not None

@@ -198,7 +198,7 @@ def _plugin() -> str:
 
 def _why_off(op: str) -> str:
     if _state.mode == "off":
-        return f"the plugin is {_plugin()}"
+        return "the plugin is off"
     if op in config.disabled_ops:
         return "in config.disabled_ops"
     return ""
@@ -211,7 +211,7 @@ def _notes(graphs: list[Graph], ops: tuple[OpOutcome, ...]) -> Iterator[str]:
             "too many shapes before (torch._dynamo.reset() clears those)"
         )
     if _state.mode == "off" and ops:
-        yield f"the plugin is {_plugin()}; its ops are opaque calls here"
+        yield f"the registered ops stay opaque because the plugin is {_plugin()}"
 
 
 class _CallableModule(types.ModuleType):

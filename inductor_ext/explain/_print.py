@@ -66,7 +66,7 @@ def _summary(e: Explanation) -> Table:
     table.add_row("graph breaks", str(len(e.graph_breaks)))
     table.add_row("guards", str(len(e.guards)))
     table.add_row("recompiles", str(len(e.recompiles)))
-    table.add_row("generated kernels", f"{len(e.kernels)} in {launches} launches")
+    table.add_row("generated kernels", f"{len(e.kernels)} (launches: {launches})")
     table.add_row("extern calls", str(calls))
     if e.floor_bytes:
         ratio = f"{human(e.bytes_moved)}, {e.ratio:.2f} x the floor of {human(e.floor_bytes)}"
