@@ -7,9 +7,7 @@
 #error "the build sets TORCH_TARGET_VERSION; see kernels/CMakeLists.txt"
 #endif
 
-#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <array>
@@ -20,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "box.h"
 #include "fp8.h"
 
 namespace ixt {
@@ -151,7 +150,7 @@ struct Place {
 inline Place place_of(const Tensor& t) { return {device_type(t), t.get_device_index()}; }
 
 // Allocate through the shim, which is several times cheaper than a call through the dispatcher.
-inline Tensor empty(const int64_t* sizes, int64_t rank, int32_t dtype, Place place) {
+inline Output empty(const int64_t* sizes, int64_t rank, int32_t dtype, Place place) {
   std::array<int64_t, 8> fixed{};
   std::vector<int64_t> heap;
   int64_t* strides = fixed.data();
@@ -167,16 +166,16 @@ inline Tensor empty(const int64_t* sizes, int64_t rank, int32_t dtype, Place pla
   AtenTensorHandle handle = nullptr;
   TORCH_ERROR_CODE_CHECK(
       aoti_torch_empty_strided(rank, sizes, strides, dtype, place.type, place.index, &handle));
-  return Tensor(handle);
+  return Output(handle);
 }
 
-inline Tensor empty_like(const Tensor& t, int32_t dtype, Place place) {
+inline Output empty_like(const Tensor& t, int32_t dtype, Place place) {
   const auto sizes = t.sizes();
   return empty(sizes.data(), static_cast<int64_t>(sizes.size()), dtype, place);
 }
 
 // fp32, shape (*t.shape[:-1], 1).
-inline Tensor empty_per_row(const Tensor& t, Place place) {
+inline Output empty_per_row(const Tensor& t, Place place) {
   const auto sizes = t.sizes();
   std::vector<int64_t> shape(sizes.begin(), sizes.end());
   shape.back() = 1;

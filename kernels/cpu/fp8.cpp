@@ -76,24 +76,22 @@ float scale_for(Fp8 format, float amax, const ScaleRule& rule) {
                              : scale_from_amax<E5M2>(amax, rule);
 }
 
-uint8_t* bytes(const Tensor& t) { return static_cast<uint8_t*>(t.mutable_data_ptr()); }
-float* floats(const Tensor& t) { return static_cast<float*>(t.mutable_data_ptr()); }
 const float* const_floats(const Tensor& t) { return static_cast<const float*>(t.const_data_ptr()); }
 
-using Static = std::tuple<Tensor, Tensor, Tensor>;
-using Current = std::tuple<Tensor, Tensor>;
+using Static = std::tuple<Output, Output, Output>;
+using Current = std::tuple<Output, Output>;
 
 Static static_whole(const Tensor& x_any, const Tensor& scale, Float in, Fp8 out, Place place) {
   const Tensor x = as_contiguous(x_any);
-  const Tensor q = empty_like(x, code_of(out), place);
-  const Tensor scale_inv = empty_like(scale, dtype_codes().f32, place);
-  const Tensor amax = empty_like(scale, dtype_codes().f32, place);
+  Output q = empty_like(x, code_of(out), place);
+  Output scale_inv = empty_like(scale, dtype_codes().f32, place);
+  Output amax = empty_like(scale, dtype_codes().f32, place);
   const Fp8Loops& loops = loops_for(in);
   const auto quantize = loops.quantize[static_cast<int>(out)];
   const Source src{static_cast<const char*>(x.const_data_ptr()), item_size(in)};
   const float s = *const_floats(scale);
   const int64_t n = x.numel();
-  uint8_t* dst = bytes(q);
+  uint8_t* dst = q.data<uint8_t>();
   std::vector<float> partial(block_count(n), 0.0f);
   for_blocks(n, [&](int64_t b, int64_t first, int64_t last) {
     partial[b] = loops.amax(src.at(first), last - first);
@@ -101,33 +99,33 @@ Static static_whole(const Tensor& x_any, const Tensor& scale, Float in, Fp8 out,
   });
   float best = 0.0f;
   for (const float value : partial) best = std::max(best, value);
-  *floats(amax) = best;
-  *floats(scale_inv) = 1.0f / s;
-  return {q, scale_inv, amax};
+  *amax.data<float>() = best;
+  *scale_inv.data<float>() = 1.0f / s;
+  return {std::move(q), std::move(scale_inv), std::move(amax)};
 }
 
 Static static_rows(const Tensor& x_any, const Tensor& scale_any, Float in, Fp8 out, Place place) {
   const Rows x = as_rows(x_any);
   const Tensor scale = as_contiguous(scale_any);
-  const Tensor q = empty_like(x_any, code_of(out), place);
-  const Tensor scale_inv = empty_per_row(x_any, place);
-  const Tensor amax = empty_per_row(x_any, place);
+  Output q = empty_like(x_any, code_of(out), place);
+  Output scale_inv = empty_per_row(x_any, place);
+  Output amax = empty_per_row(x_any, place);
   const Fp8Loops& loops = loops_for(in);
   const auto quantize = loops.quantize[static_cast<int>(out)];
   const Source src{static_cast<const char*>(x.tensor.const_data_ptr()), item_size(in)};
   const float* s = const_floats(scale);
-  uint8_t* dst = bytes(q);
-  float* inv = floats(scale_inv);
-  float* best = floats(amax);
+  uint8_t* dst = q.data<uint8_t>();
+  float* inv = scale_inv.data<float>();
+  float* best = amax.data<float>();
   for_rows(x, [&](int64_t r) {
     best[r] = loops.amax(src.at(r * x.stride), x.cols);
     quantize(src.at(r * x.stride), dst + r * x.cols, x.cols, s[r]);
     inv[r] = 1.0f / s[r];
   });
-  return {q, scale_inv, amax};
+  return {std::move(q), std::move(scale_inv), std::move(amax)};
 }
 
-Static quantize_fp8_static(Tensor x, Tensor scale, ScalarType dtype) {
+Static quantize_fp8_static(const Tensor& x, const Tensor& scale, ScalarType dtype) {
   const Float in = float_dtype(x, "x");
   const Fp8 out = fp8_dtype(dtype);
   const Place place = place_of(x);
@@ -136,61 +134,61 @@ Static quantize_fp8_static(Tensor x, Tensor scale, ScalarType dtype) {
              : static_rows(x, scale, in, out, place);
 }
 
-Current quantize_fp8_tensor(Tensor x_any, ScalarType dtype, double eps, bool pow2) {
+Current quantize_fp8_tensor(const Tensor& x_any, ScalarType dtype, double eps, bool pow2) {
   const Float in = float_dtype(x_any, "x");
   const Fp8 out = fp8_dtype(dtype);
   const ScaleRule rule = scale_rule(eps, pow2, kFloatMax);
   const Place place = place_of(x_any);
   const Tensor x = as_contiguous(x_any);
-  const Tensor q = empty_like(x, code_of(out), place);
-  const Tensor scale_inv = empty(nullptr, 0, dtype_codes().f32, place);
+  Output q = empty_like(x, code_of(out), place);
+  Output scale_inv = empty(nullptr, 0, dtype_codes().f32, place);
   const Fp8Loops& loops = loops_for(in);
   const auto quantize = loops.quantize[static_cast<int>(out)];
   const Source src{static_cast<const char*>(x.const_data_ptr()), item_size(in)};
   const int64_t n = x.numel();
-  uint8_t* dst = bytes(q);
+  uint8_t* dst = q.data<uint8_t>();
   const float scale = scale_for(out, whole_amax(src, n, loops), rule);
   for_blocks(n, [&](int64_t, int64_t first, int64_t last) {
     quantize(src.at(first), dst + first, last - first, scale);
   });
-  *floats(scale_inv) = 1.0f / scale;
-  return {q, scale_inv};
+  *scale_inv.data<float>() = 1.0f / scale;
+  return {std::move(q), std::move(scale_inv)};
 }
 
-Current quantize_fp8_row(Tensor x_any, ScalarType dtype, double eps, bool pow2) {
+Current quantize_fp8_row(const Tensor& x_any, ScalarType dtype, double eps, bool pow2) {
   const Float in = float_dtype(x_any, "x");
   const Fp8 out = fp8_dtype(dtype);
   IXT_CHECK(x_any.dim() >= 1, "`x` must have at least 1 dimension, got 0");
   const ScaleRule rule = scale_rule(eps, pow2, max_finite(in));
   const Place place = place_of(x_any);
   const Rows x = as_rows(x_any);
-  const Tensor q = empty_like(x_any, code_of(out), place);
-  const Tensor scale_inv = empty_per_row(x_any, place);
+  Output q = empty_like(x_any, code_of(out), place);
+  Output scale_inv = empty_per_row(x_any, place);
   const Fp8Loops& loops = loops_for(in);
   const auto quantize = loops.quantize[static_cast<int>(out)];
   const Source src{static_cast<const char*>(x.tensor.const_data_ptr()), item_size(in)};
-  uint8_t* dst = bytes(q);
-  float* inv = floats(scale_inv);
+  uint8_t* dst = q.data<uint8_t>();
+  float* inv = scale_inv.data<float>();
   for_rows(x, [&](int64_t r) {
     const float amax = loops.amax(src.at(r * x.stride), x.cols);
     const float scale = scale_for(out, amax, rule);
     quantize(src.at(r * x.stride), dst + r * x.cols, x.cols, scale);
     inv[r] = 1.0f / scale;
   });
-  return {q, scale_inv};
+  return {std::move(q), std::move(scale_inv)};
 }
 
-Tensor dequantize_fp8(Tensor q_any, Tensor scale_any, ScalarType dtype) {
+Output dequantize_fp8(const Tensor& q_any, const Tensor& scale_any, ScalarType dtype) {
   const Fp8 in = fp8_dtype(q_any, "q");
   const Float out = float_dtype(dtype);
   const Place place = place_of(q_any);
   const Grain grain = scale_grain(scale_any, "scale_inv", q_any, place);
   const Tensor scale = as_contiguous(scale_any);
   const float* s = const_floats(scale);
-  const Tensor y = empty_like(q_any, code_of(out), place);
+  Output y = empty_like(q_any, code_of(out), place);
   const auto dequantize = loops_for(out).dequantize[static_cast<int>(in)];
   const int64_t item = item_size(out);
-  char* dst = static_cast<char*>(y.mutable_data_ptr());
+  char* dst = y.data<char>();
   if (grain == Grain::tensor) {
     const Tensor q = as_contiguous(q_any);
     const auto* src = static_cast<const uint8_t*>(q.const_data_ptr());
@@ -216,8 +214,8 @@ extern "C" __attribute__((visibility("default"))) const char* inductor_ext_cpu_i
 }
 
 STABLE_TORCH_LIBRARY_IMPL(inductor_ext, CPU, m) {
-  m.impl("quantize_fp8_static", TORCH_BOX(&ixt::quantize_fp8_static));
-  m.impl("quantize_fp8_tensor", TORCH_BOX(&ixt::quantize_fp8_tensor));
-  m.impl("quantize_fp8_row", TORCH_BOX(&ixt::quantize_fp8_row));
-  m.impl("dequantize_fp8", TORCH_BOX(&ixt::dequantize_fp8));
+  m.impl("quantize_fp8_static", ixt::Boxed<ixt::quantize_fp8_static>::call);
+  m.impl("quantize_fp8_tensor", ixt::Boxed<ixt::quantize_fp8_tensor>::call);
+  m.impl("quantize_fp8_row", ixt::Boxed<ixt::quantize_fp8_row>::call);
+  m.impl("dequantize_fp8", ixt::Boxed<ixt::dequantize_fp8>::call);
 }

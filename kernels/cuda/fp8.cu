@@ -12,66 +12,64 @@ namespace {
 // Up to here one block does a whole tensor in one launch, which costs less than two launches.
 constexpr int64_t kOneBlock = 16 * 1024;
 
-using Static = std::tuple<Tensor, Tensor, Tensor>;
-using Current = std::tuple<Tensor, Tensor>;
+using Static = std::tuple<Output, Output, Output>;
+using Current = std::tuple<Output, Output>;
 
-float* floats(const Tensor& t) { return static_cast<float*>(t.mutable_data_ptr()); }
 const float* const_floats(const Tensor& t) { return static_cast<const float*>(t.const_data_ptr()); }
-uint8_t* bytes(const Tensor& t) { return static_cast<uint8_t*>(t.mutable_data_ptr()); }
 
 Target target_on(Place place) { return {place.index, current_stream(place.index)}; }
 
-QuantizeArgs whole_args(const Tensor& x, const Tensor& q, const Tensor& scale_inv) {
+QuantizeArgs whole_args(const Tensor& x, const Output& q, const Output& scale_inv) {
   QuantizeArgs args{};
   args.x = x.const_data_ptr();
   args.rows = 1;
   args.cols = args.stride = x.numel();
-  args.q = bytes(q);
-  args.scale_inv = floats(scale_inv);
+  args.q = q.data<uint8_t>();
+  args.scale_inv = scale_inv.data<float>();
   return args;
 }
 
-QuantizeArgs row_args(const Rows& x, const Tensor& q, const Tensor& scale_inv) {
+QuantizeArgs row_args(const Rows& x, const Output& q, const Output& scale_inv) {
   QuantizeArgs args{};
   args.x = x.tensor.const_data_ptr();
   args.rows = x.rows;
   args.cols = x.cols;
   args.stride = x.stride;
-  args.q = bytes(q);
-  args.scale_inv = floats(scale_inv);
+  args.q = q.data<uint8_t>();
+  args.scale_inv = scale_inv.data<float>();
   return args;
 }
 
 Static static_whole(const Tensor& x_any, const Tensor& scale, Float in, Fp8 out, Place place) {
   const Tensor x = as_contiguous(x_any);
-  const Tensor q = empty_like(x, code_of(out), place);
-  const Tensor scale_inv = empty_like(scale, dtype_codes().f32, place);
-  const Tensor amax = empty_like(scale, dtype_codes().f32, place);
+  Output q = empty_like(x, code_of(out), place);
+  Output scale_inv = empty_like(scale, dtype_codes().f32, place);
+  Output amax = empty_like(scale, dtype_codes().f32, place);
   QuantizeArgs args = whole_args(x, q, scale_inv);
   args.scale = const_floats(scale);
-  args.amax = floats(amax);
+  args.amax = amax.data<float>();
   if (args.cols <= kOneBlock) {
     launch_quantize_rows(args, in, out, target_on(place));
   } else {
     launch_quantize_static(args, in, out, target_on(place));
   }
-  return {q, scale_inv, amax};
+  return {std::move(q), std::move(scale_inv), std::move(amax)};
 }
 
 Static static_rows(const Tensor& x_any, const Tensor& scale_any, Float in, Fp8 out, Place place) {
   const Rows x = as_rows(x_any);
   const Tensor scale = as_contiguous(scale_any);
-  const Tensor q = empty_like(x_any, code_of(out), place);
-  const Tensor scale_inv = empty_per_row(x_any, place);
-  const Tensor amax = empty_per_row(x_any, place);
+  Output q = empty_like(x_any, code_of(out), place);
+  Output scale_inv = empty_per_row(x_any, place);
+  Output amax = empty_per_row(x_any, place);
   QuantizeArgs args = row_args(x, q, scale_inv);
   args.scale = const_floats(scale);
-  args.amax = floats(amax);
+  args.amax = amax.data<float>();
   launch_quantize_rows(args, in, out, target_on(place));
-  return {q, scale_inv, amax};
+  return {std::move(q), std::move(scale_inv), std::move(amax)};
 }
 
-Static quantize_fp8_static(Tensor x, Tensor scale, ScalarType dtype) {
+Static quantize_fp8_static(const Tensor& x, const Tensor& scale, ScalarType dtype) {
   const Float in = float_dtype(x, "x");
   const Fp8 out = fp8_dtype(dtype);
   const Place place = place_of(x);
@@ -81,15 +79,15 @@ Static quantize_fp8_static(Tensor x, Tensor scale, ScalarType dtype) {
              : static_rows(x, scale, in, out, place);
 }
 
-Current quantize_fp8_tensor(Tensor x_any, ScalarType dtype, double eps, bool pow2) {
+Current quantize_fp8_tensor(const Tensor& x_any, ScalarType dtype, double eps, bool pow2) {
   const Float in = float_dtype(x_any, "x");
   const Fp8 out = fp8_dtype(dtype);
   const ScaleRule rule = scale_rule(eps, pow2, kFloatMax);
   const Place place = place_of(x_any);
   const DeviceScope scope(place.index);
   const Tensor x = as_contiguous(x_any);
-  const Tensor q = empty_like(x, code_of(out), place);
-  const Tensor scale_inv = empty(nullptr, 0, dtype_codes().f32, place);
+  Output q = empty_like(x, code_of(out), place);
+  Output scale_inv = empty(nullptr, 0, dtype_codes().f32, place);
   QuantizeArgs args = whole_args(x, q, scale_inv);
   args.rule = rule;
   if (args.cols <= kOneBlock) {
@@ -97,13 +95,13 @@ Current quantize_fp8_tensor(Tensor x_any, ScalarType dtype, double eps, bool pow
   } else {
     const int64_t count = current_partial_count(place.index);
     // Freed on return, which the allocator orders after the kernels of this stream.
-    const Tensor partial = empty(&count, 1, dtype_codes().f32, place);
-    launch_quantize_current(args, floats(partial), in, out, target_on(place));
+    Output partial = empty(&count, 1, dtype_codes().f32, place);
+    launch_quantize_current(args, partial.data<float>(), in, out, target_on(place));
   }
-  return {q, scale_inv};
+  return {std::move(q), std::move(scale_inv)};
 }
 
-Current quantize_fp8_row(Tensor x_any, ScalarType dtype, double eps, bool pow2) {
+Current quantize_fp8_row(const Tensor& x_any, ScalarType dtype, double eps, bool pow2) {
   const Float in = float_dtype(x_any, "x");
   const Fp8 out = fp8_dtype(dtype);
   IXT_CHECK(x_any.dim() >= 1, "`x` must have at least 1 dimension, got 0");
@@ -111,15 +109,15 @@ Current quantize_fp8_row(Tensor x_any, ScalarType dtype, double eps, bool pow2) 
   const Place place = place_of(x_any);
   const DeviceScope scope(place.index);
   const Rows x = as_rows(x_any);
-  const Tensor q = empty_like(x_any, code_of(out), place);
-  const Tensor scale_inv = empty_per_row(x_any, place);
+  Output q = empty_like(x_any, code_of(out), place);
+  Output scale_inv = empty_per_row(x_any, place);
   QuantizeArgs args = row_args(x, q, scale_inv);
   args.rule = rule;
   launch_quantize_rows(args, in, out, target_on(place));
-  return {q, scale_inv};
+  return {std::move(q), std::move(scale_inv)};
 }
 
-Tensor dequantize_fp8(Tensor q_any, Tensor scale_any, ScalarType dtype) {
+Output dequantize_fp8(const Tensor& q_any, const Tensor& scale_any, ScalarType dtype) {
   const Fp8 in = fp8_dtype(q_any, "q");
   const Float out = float_dtype(dtype);
   const Place place = place_of(q_any);
@@ -127,11 +125,11 @@ Tensor dequantize_fp8(Tensor q_any, Tensor scale_any, ScalarType dtype) {
   const Grain grain = scale_grain(scale_any, "scale_inv", q_any, place);
   const Tensor q = as_contiguous(q_any);
   const Tensor scale = as_contiguous(scale_any);
-  const Tensor y = empty_like(q, code_of(out), place);
+  Output y = empty_like(q, code_of(out), place);
   const int64_t n = q.numel();
   const int64_t cols = grain == Grain::tensor ? n : q.size(q.dim() - 1);
   launch_dequantize(static_cast<const uint8_t*>(q.const_data_ptr()), const_floats(scale),
-                    y.mutable_data_ptr(), n, cols, in, out, target_on(place));
+                    y.data(), n, cols, in, out, target_on(place));
   return y;
 }
 
@@ -139,8 +137,8 @@ Tensor dequantize_fp8(Tensor q_any, Tensor scale_any, ScalarType dtype) {
 }  // namespace ixt
 
 STABLE_TORCH_LIBRARY_IMPL(inductor_ext, CUDA, m) {
-  m.impl("quantize_fp8_static", TORCH_BOX(&ixt::quantize_fp8_static));
-  m.impl("quantize_fp8_tensor", TORCH_BOX(&ixt::quantize_fp8_tensor));
-  m.impl("quantize_fp8_row", TORCH_BOX(&ixt::quantize_fp8_row));
-  m.impl("dequantize_fp8", TORCH_BOX(&ixt::dequantize_fp8));
+  m.impl("quantize_fp8_static", ixt::Boxed<ixt::quantize_fp8_static>::call);
+  m.impl("quantize_fp8_tensor", ixt::Boxed<ixt::quantize_fp8_tensor>::call);
+  m.impl("quantize_fp8_row", ixt::Boxed<ixt::quantize_fp8_row>::call);
+  m.impl("dequantize_fp8", ixt::Boxed<ixt::dequantize_fp8>::call);
 }

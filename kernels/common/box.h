@@ -1,0 +1,64 @@
+// From a C++ function to the boxed form that torch::stable registers.
+//
+// TORCH_BOX copies every argument and result handle several times, which costs about as much as
+// half an allocation; here arguments are passed by reference and results handed over as they are.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <memory>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+namespace ixt {
+
+// A tensor that an op made, until it returns it.
+class Output {
+ public:
+  explicit Output(AtenTensorHandle handle) : handle_(handle) {}
+
+  template <typename T = void>
+  T* data() const {
+    void* p = nullptr;
+    TORCH_ERROR_CODE_CHECK(torch_get_mutable_data_ptr(handle_.get(), &p));
+    return static_cast<T*>(p);
+  }
+
+  StableIValue release() { return torch::stable::detail::from(handle_.release()); }
+
+ private:
+  struct Delete {
+    void operator()(AtenTensorHandle handle) const { aoti_torch_delete_tensor_object(handle); }
+  };
+  std::unique_ptr<AtenTensorOpaque, Delete> handle_;
+};
+
+template <auto Function>
+struct Boxed;
+
+template <typename Result, typename... Args, Result (*Function)(Args...)>
+struct Boxed<Function> {
+  static void call(StableIValue* stack, uint64_t, uint64_t) {
+    run(stack, std::index_sequence_for<Args...>{});
+  }
+
+ private:
+  template <std::size_t... I>
+  static void run(StableIValue* stack, std::index_sequence<I...>) {
+    // Takes over every argument before anything can throw; braces keep the order.
+    const std::tuple<std::decay_t<Args>...> args{
+        torch::stable::detail::to<std::decay_t<Args>>(stack[I])...};
+    store(stack, Function(std::get<I>(args)...));
+  }
+
+  static void store(StableIValue* stack, Output&& result) { stack[0] = result.release(); }
+
+  template <typename... Outputs>
+  static void store(StableIValue* stack, std::tuple<Outputs...>&& results) {
+    std::apply([&](auto&... result) { ((*stack++ = result.release()), ...); }, results);
+  }
+};
+
+}  // namespace ixt
