@@ -15,6 +15,7 @@ constexpr int kMidThreads = 512;
 constexpr int kBigThreads = 1024;
 constexpr int kMidVectors = 4;  // 16-byte vectors a thread
 constexpr int kBigVectors = 8;
+constexpr int kLoopBatch = 4;
 constexpr int64_t kMaxGrid = 0x7FFFFFFF;
 
 // Scale of the row with this amax, or the given one; thread `first` writes the row's results.
@@ -43,7 +44,7 @@ struct RowSlice {
 #pragma unroll
     for (int i = 0; i < V; ++i) {
       const int at = index + i * step;
-      data[i] = at < vectors ? __ldcs(source + at) : Raw<16>{0u, 0u, 0u, 0u};
+      data[i] = at < vectors ? source[at] : Raw<16>{0u, 0u, 0u, 0u};
     }
     has_last = index < cols - vectors * N;
     last = 0;
@@ -139,16 +140,26 @@ __global__ void __launch_bounds__(kMidThreads)
     const T* x = static_cast<const T*>(a.x) + row * a.stride;
     const auto* source = reinterpret_cast<const In*>(x);
     uint8_t* q = a.q + row * a.cols;
+    auto* target = reinterpret_cast<Raw<N>*>(q);
     const int64_t tail = vectors * N + threadIdx.x;
     Amax<T> best;
-#pragma unroll 4
-    for (int64_t i = threadIdx.x; i < vectors; i += blockDim.x) add_raw(best, source[i]);
+#pragma unroll kLoopBatch
+    for (int64_t i = threadIdx.x; i < vectors; i += blockDim.x) add_raw(best, __ldg(source + i));
     if (N > 1 && tail < a.cols) add_raw(best, reinterpret_cast<const Raw<sizeof(T)>*>(x)[tail]);
     const float amax = block_max(best.value(), shared);
     const float scale = row_scale<Format, Static>(a, row, amax, threadIdx.x == 0);
-#pragma unroll 4
-    for (int64_t i = threadIdx.x; i < vectors; i += blockDim.x) {
-      reinterpret_cast<Raw<N>*>(q)[i] = quantize<T, Format, N>(source[i], scale);
+    for (int64_t i = threadIdx.x; i < vectors; i += kLoopBatch * blockDim.x) {
+      In batch[kLoopBatch];  // all loads before the first store
+#pragma unroll
+      for (int j = 0; j < kLoopBatch; ++j) {
+        const int64_t at = i + j * blockDim.x;
+        if (at < vectors) batch[j] = __ldg(source + at);
+      }
+#pragma unroll
+      for (int j = 0; j < kLoopBatch; ++j) {
+        const int64_t at = i + j * blockDim.x;
+        if (at < vectors) target[at] = quantize<T, Format, N>(batch[j], scale);
+      }
     }
     if (N > 1 && tail < a.cols) {
       q[tail] = quantize<T, Format, 1>(reinterpret_cast<const Raw<sizeof(T)>*>(x)[tail], scale);
