@@ -58,33 +58,22 @@ class DeviceScope {
   bool switched_ = false;
 };
 
-struct DeviceInfo {
-  int sms = 0;
-  int l2_bytes = 0;
-  bool pdl = false;  // programmatic dependent launch: the chip and the loaded code both have it
-};
-
-// Facts of the current device, asked once. `probe` is any kernel of the calling file.
+// Whether the device and the code that it loads both have programmatic dependent launch. Asked once
+// a device; `kernel` is any kernel of the calling file.
 template <typename Kernel>
-const DeviceInfo& device_info(int device, Kernel* probe) {
+bool can_overlap(int device, Kernel* kernel) {
   constexpr int kMaxDevices = 64;
-  static DeviceInfo infos[kMaxDevices];
-  static std::atomic<bool> ready[kMaxDevices];
+  static std::atomic<int> answers[kMaxDevices];  // 0: not asked yet, 1: no, 2: yes
   IXT_CHECK(device >= 0 && device < kMaxDevices, "device index must be below 64, got ", device);
-  if (ready[device].load(std::memory_order_acquire)) return infos[device];
-  static std::atomic_flag busy = ATOMIC_FLAG_INIT;
-  DeviceInfo info;
-  cudaFuncAttributes code{};
-  check_cuda(cudaDeviceGetAttribute(&info.sms, cudaDevAttrMultiProcessorCount, device), "sms");
-  check_cuda(cudaDeviceGetAttribute(&info.l2_bytes, cudaDevAttrL2CacheSize, device), "l2");
-  check_cuda(cudaFuncGetAttributes(&code, reinterpret_cast<const void*>(probe)), "kernel lookup");
-  info.pdl = code.ptxVersion >= 90 && code.binaryVersion >= 90;
-  while (busy.test_and_set(std::memory_order_acquire)) {
+  int answer = answers[device].load(std::memory_order_relaxed);
+  if (answer == 0) {
+    cudaFuncAttributes code{};
+    const void* symbol = reinterpret_cast<const void*>(kernel);
+    check_cuda(cudaFuncGetAttributes(&code, symbol), "kernel lookup");
+    answer = code.ptxVersion >= 90 && code.binaryVersion >= 90 ? 2 : 1;
+    answers[device].store(answer, std::memory_order_relaxed);
   }
-  infos[device] = info;
-  ready[device].store(true, std::memory_order_release);
-  busy.clear(std::memory_order_release);
-  return infos[device];
+  return answer == 2;
 }
 
 // Launch and check. With `overlap`, the kernel may start before its predecessor in the stream

@@ -9,8 +9,12 @@
 namespace ixt {
 namespace {
 
-// Up to here one block does a whole tensor in one launch, which costs less than two launches.
-constexpr int64_t kOneBlock = 16 * 1024;
+// Whether one block does the tensor in one launch, which costs less than a fill and more launches.
+bool in_one_block(const QuantizeArgs& args, Float in) {
+  const int64_t bytes = args.cols * (in == Float::f32 ? 4 : 2);
+  // Aligned data of this size stays in the block's registers, other data is read twice.
+  return bytes <= (aligned16(args.x) ? 128 : 16) * 1024;
+}
 
 using Static = std::tuple<Output, Output, Output>;
 using Current = std::tuple<Output, Output>;
@@ -48,7 +52,7 @@ Static static_whole(const Tensor& x_any, const Tensor& scale, Float in, Fp8 out,
   QuantizeArgs args = whole_args(x, q, scale_inv);
   args.scale = const_floats(scale);
   args.amax = amax.data<float>();
-  if (args.cols <= kOneBlock) {
+  if (in_one_block(args, in)) {
     launch_quantize_rows(args, in, out, target_on(place));
   } else {
     launch_quantize_static(args, in, out, target_on(place));
@@ -90,13 +94,13 @@ Current quantize_fp8_tensor(const Tensor& x_any, ScalarType dtype, double eps, b
   Output scale_inv = empty(nullptr, 0, dtype_codes().f32, place);
   QuantizeArgs args = whole_args(x, q, scale_inv);
   args.rule = rule;
-  if (args.cols <= kOneBlock) {
+  if (in_one_block(args, in)) {
     launch_quantize_rows(args, in, out, target_on(place));
   } else {
-    const int64_t count = current_partial_count(place.index);
     // Freed on return, which the allocator orders after the kernels of this stream.
-    Output partial = empty(&count, 1, dtype_codes().f32, place);
-    launch_quantize_current(args, partial.data<float>(), in, out, target_on(place));
+    const Output amax = empty(nullptr, 0, dtype_codes().f32, place);
+    args.amax = amax.data<float>();
+    launch_quantize_current(args, in, out, target_on(place));
   }
   return {std::move(q), std::move(scale_inv)};
 }

@@ -14,7 +14,7 @@ struct QuantizeArgs {
   uint8_t* q;          // contiguous
   const float* scale;  // given scale (static), one a row, or nullptr: scale comes from amax
   float* scale_inv;    // one a row
-  float* amax;         // one a row, static only
+  float* amax;         // one a row, where wanted
   ScaleRule rule;
 };
 
@@ -29,10 +29,8 @@ void launch_quantize_rows(const QuantizeArgs& args, Float in, Fp8 out, Target ta
 // One scale for a contiguous tensor of args.cols elements, given by args.scale.
 void launch_quantize_static(const QuantizeArgs& args, Float in, Fp8 out, Target target);
 
-// One scale for a contiguous tensor, from its amax. `partial` has room for partial_count floats.
-int64_t current_partial_count(int device);
-void launch_quantize_current(const QuantizeArgs& args, float* partial, Float in, Fp8 out,
-                             Target target);
+// One scale for a contiguous tensor, from its amax, which is left in args.amax.
+void launch_quantize_current(const QuantizeArgs& args, Float in, Fp8 out, Target target);
 
 // `cols` is the number of elements that share a scale.
 void launch_dequantize(const uint8_t* q, const float* scale_inv, void* y, int64_t n, int64_t cols,
