@@ -170,7 +170,8 @@ def register(
     Raises:
         RegistrationError: on none or several strategies, a duplicate, or an unreadable source.
     """
-    overload = op if isinstance(op, OpOverload) else op()
+    given = isinstance(op, (OpOverload, torch._ops.OpOverloadPacket)) or not callable(op)
+    overload = op if given else op()
     if not isinstance(overload, OpOverload):
         raise RegistrationError(
             "`op` must be an OpOverload such as torch.ops.ns.op.default, or a function that "
@@ -214,9 +215,13 @@ def register(
 
 def _install_autograd(op: OpOverload, rule: Autograd) -> torch.library.Library:
     library = torch.library.Library(op.namespace, "FRAGMENT")
-    torch.library.register_autograd(
-        op, rule.backward, setup_context=rule.setup_context, lib=library
-    )
+
+    def setup_context(**said: Any) -> None:
+        _install.rule_runs()
+        if rule.setup_context is not None:
+            rule.setup_context(**said)
+
+    torch.library.register_autograd(op, rule.backward, setup_context=setup_context, lib=library)
     return library
 
 
