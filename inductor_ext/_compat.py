@@ -40,6 +40,10 @@ SYMBOLS: dict[str, str] = {
     # Cache key: every custom_backend_passes entry's uuid() is hashed, on all tested versions.
     "custom_backend_passes": "torch._inductor.codegen.common:custom_backend_passes",
     "CustomGraphModulePass": "torch._inductor.custom_graph_pass:CustomGraphModulePass",
+    "TracingContext": "torch._guards:TracingContext",
+    "BypassAOTAutogradCache": (
+        "torch._functorch._aot_autograd.autograd_cache:BypassAOTAutogradCache"
+    ),
     # Partitioner and scheduler choices.
     "partitioners": "torch._functorch.partitioners",
     "InductorChoices": "torch._inductor.choices:InductorChoices",

@@ -48,6 +48,8 @@ class _Entry:
 
 _installed: dict[OpOverload, tuple[str, Callable[[], None]]] = {}
 _global_entries: list[Callable[[], None]] = []
+_fingerprint_entry: _Entry | None = None
+_rule_was_traced = False
 _warned_untested = False
 
 
@@ -69,6 +71,7 @@ def sync() -> None:
         wanted = {op: c for op, c in contracts().items() if c.name not in config.disabled_ops}
     for op in [o for o, (digest, _) in _installed.items() if _digest_of(wanted, o) != digest]:
         _installed.pop(op)[1]()
+    _place_fingerprint(on or (_rule_was_traced and bool(_rules())))
     if on and not _global_entries:
         _install_globals()
     for op, wanted_contract in wanted.items():
@@ -113,6 +116,7 @@ def _mode_digest() -> str:
 
     parts = [package_digest(), config.numerics, str(config.strict)]
     parts += sorted(f"{op}={digest}" for op, (digest, _) in _installed.items())
+    parts += _rules()
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
@@ -133,37 +137,30 @@ def _usable() -> bool:
 
 
 def _install_op(contract: OpContract) -> Callable[[], None]:
-    from ._lowering import compile_time_function
+    from ._lowering import decomposition, lowering
 
-    if contract.strategy == "decomposition":
-        entry = _Entry(_compat.decompositions, contract.op, compile_time_function(contract))
+    restore_side_tables = _forget_fallback(contract.op)
+    entries = [_Entry(_compat.lowerings, contract.op, lowering(contract))]
+    if contract.strategy == "decomposition":  # the lowering above takes what it declines
+        entries.append(_Entry(_compat.decompositions, contract.op, decomposition(contract)))
         _compat.clear_decomposition_cache()
 
-        def remove_decomposition() -> None:
+    def remove() -> None:
+        for entry in entries:
             entry.remove()
+        restore_side_tables()
+        if contract.strategy == "decomposition":
             _compat.clear_decomposition_cache()
 
-        return remove_decomposition
-
-    side_tables = _forget_fallback(contract.op)
-    entry = _Entry(_compat.lowerings, contract.op, compile_time_function(contract))
-
-    def remove_lowering() -> None:
-        entry.remove()
-        side_tables()
-
-    return remove_lowering
+    return remove
 
 
 def _forget_fallback(op: OpOverload) -> Callable[[], None]:
-    """Take out what an implicit fallback of ``op`` left in Inductor's tables.
+    """Take out what a fallback of ``op`` left in Inductor's tables beside its lowering.
 
     The first compile of an op without a lowering writes four tables for good; left there, inputs
-    of our lowering would be realized and constrained.  Returns a function that puts a *user's*
-    explicit entries back; an implicit fallback is simply made again by the next compile.
+    of our lowering would be realized and constrained.  Returns a function that puts them back.
     """
-    if op in _compat.fallbacks:
-        _compat.lowerings.pop(op, None)
     constraint = _compat.layout_constraints.pop(op, _ABSENT)
     realized = op in _compat.needs_realized_inputs
     fallback = op in _compat.fallbacks
@@ -171,22 +168,28 @@ def _forget_fallback(op: OpOverload) -> Callable[[], None]:
     _compat.fallbacks.discard(op)
 
     def restore() -> None:
-        if fallback:
-            return
         if constraint is not _ABSENT:
             _compat.layout_constraints.setdefault(op, constraint)
         if realized:
             _compat.needs_realized_inputs.add(op)
+        if fallback:
+            _compat.fallbacks.add(op)
 
     return restore
 
 
 def _install_globals() -> None:
-    _global_entries.append(
-        _Entry(_compat.custom_backend_passes, _FINGERPRINT, _fingerprint()).remove
-    )
     _global_entries.append(_wrap_partitioner_lists())
     _global_entries.append(wrap_persistent_choice(_is_lowered))
+
+
+def _place_fingerprint(wanted: bool) -> None:
+    global _fingerprint_entry
+    if wanted and _fingerprint_entry is None:
+        _fingerprint_entry = _Entry(_compat.custom_backend_passes, _FINGERPRINT, _fingerprint())
+    elif not wanted and _fingerprint_entry is not None:
+        _fingerprint_entry.remove()
+        _fingerprint_entry = None
 
 
 def _fingerprint() -> Any:
@@ -196,14 +199,80 @@ def _fingerprint() -> Any:
     hashed on every tested version; its uuid is read at each key computation, so it is live.
     """
 
-    class Fingerprint(_compat.CustomGraphModulePass):
+    class Fingerprint(_compat.CustomGraphModulePass):  # type: ignore[misc]
         def __call__(self, gm: torch.fx.GraphModule) -> None:
             return None
 
         def uuid(self) -> str:
-            return f"inductor_ext {_state.mode}"
+            _stamp_forward()
+            return f"inductor_ext {_cache_mode()}"
 
     return Fingerprint()
+
+
+def _cache_mode() -> str:
+    """Return what a compile cache must tell apart: the mode and, when off, the gradient rules."""
+    return " ".join([_state.mode, *_rules()]) if _state.mode == "off" else _state.mode
+
+
+def _rules() -> list[str]:
+    """Return the digests of the contracts whose gradient rule is in force, plugin on or off."""
+    from .registry import Autograd, contracts
+
+    found = contracts().values()
+    return sorted(f"{c.name}={c.digest}" for c in found if isinstance(c.autograd, Autograd))
+
+
+def rule_runs() -> None:
+    """Note that a gradient rule of ours is being traced: from now on the caches must know it.
+
+    PyTorch's cache keys hold no ``register_autograd`` formula, and a rule is in force while the
+    plugin is off.  The key is computed after tracing, so this comes in time, and a process that
+    compiles no such op keeps the keys of plain PyTorch.
+    """
+    global _rule_was_traced
+    if _rule_was_traced or _compat.TracingContext.try_get() is None:
+        return
+    with _LOCK:
+        _rule_was_traced = True
+        _place_fingerprint(True)
+
+
+class _ModeOfForward:
+    """Stands in a graph's metadata and refuses to be saved when the mode has changed since.
+
+    AOTAutograd's key is computed with the forward, and the entry is saved when the backward has
+    been compiled, which is later.  After a toggle in between, the entry would hold a backward of
+    one mode under the key of the other.
+    """
+
+    def __init__(self, mode: str) -> None:
+        self.mode = mode
+
+    def __reduce__(self) -> Any:
+        if self.mode != _cache_mode():
+            raise _compat.BypassAOTAutogradCache(
+                "inductor_ext changed its mode between forward and backward"
+            )
+        return str, (self.mode,)
+
+    def __deepcopy__(self, memo: Any) -> _ModeOfForward:
+        return self
+
+
+def _stamp_forward() -> None:
+    """Remember, with the graph being compiled, the mode in which its compilation began."""
+    context = _compat.TracingContext.try_get()
+    if context is None:
+        return
+    metadata = context.fw_metadata  # None until AOTAutograd has computed its key
+    begun = vars(context).setdefault(
+        "_inductor_ext_mode", _cache_mode() if metadata is None else "unknown: off, or no cache"
+    )
+    if metadata is not None and not isinstance(
+        getattr(metadata, "_inductor_ext_mode", None), _ModeOfForward
+    ):
+        metadata._inductor_ext_mode = _ModeOfForward(begun)
 
 
 def _wrap_partitioner_lists() -> Callable[[], None]:
