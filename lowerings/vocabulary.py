@@ -165,14 +165,21 @@ def amax_of_all(x: Any) -> Amax:
     Rows first, then their maxima: the first pass then fuses with whatever else walks the rows of
     ``x`` (its producer, the quantization), and the second is tiny.
     """
-    if any(known_equal(size, 0) for size in x.get_size()):
+    size = list(x.get_size())
+    if any(known_equal(extent, 0) for extent in size):
         return Amax(x, stored(pointwise(x, F32, (), lambda index: f32(0.0))))
-    if not x.get_size():
-        value, device = load_unrounded(x), x.get_device()
-        return Amax(x, stored(pointwise(x, F32, (), lambda i: abs_ignoring_nan(value(i), device))))
-    rows = amax_of_rows(x).buffer
-    load = rows.make_loader()
-    return Amax(x, _max(rows, lambda index, reduction: load(reduction), [], list(rows.get_size())))
+    # Inductor cannot fuse a row's loop with a flat one unless it knows that a row is one.
+    if size and V.graph.sizevars.statically_known_gt(size[-1], 1):
+        rows = amax_of_rows(x).buffer
+        load = rows.make_loader()
+        reduced = _max(rows, lambda index, reduction: load(reduction), [], list(rows.get_size()))
+        return Amax(x, reduced)
+    value, device = load_unrounded(x), x.get_device()
+
+    def element(index: Sequence[Any], reduction: Sequence[Any]) -> Any:
+        return _ordered(abs_ignoring_nan(value(reduction), device), device)
+
+    return Amax(x, _max(x, element, [], size))
 
 
 class Amax:

@@ -123,6 +123,17 @@ def test_kernels_of_a_chain_on_sm90(name: str) -> None:
         assert on_sm90(chain, *inputs(), torch.tensor(3.0)) == (kernels, 0)
 
 
+@pytest.mark.parametrize("name", ["static codes", "row", "tensor", "static with amax"])
+def test_sizes_of_which_nothing_is_known_on_sm90(name: str) -> None:
+    """With sizes that may turn out to be 0 or 1, chains still compile to Triton alone."""
+    chains = {"static with amax": lambda x, w, s: tuple(ixt.quantize(x, TENSOR, s))}
+    chain = chains.get(name) or CHAINS[name][0]
+    with ixt.config.patch(enabled=True), _compat.fx_config.patch(backed_size_oblivious=True):
+        kernels, opaque = on_sm90(chain, *inputs(1, 64), torch.tensor(3.0), dynamic=True)
+    assert opaque == 0
+    assert kernels >= 1
+
+
 def test_static_quantization_and_its_amax_read_the_input_once_on_sm90() -> None:
     """Codes and row maxima in one pass, the maximum of 4096 numbers, and 1 / scale."""
     with ixt.config.patch(enabled=True):

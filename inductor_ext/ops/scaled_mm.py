@@ -78,6 +78,7 @@ def _pad(matrix: Tensor, rows: int, columns: int) -> Tensor:
     return padded.view(matrix.dtype)
 
 
+@torch.no_grad()  # as a compiled kernel: the op has no gradient rule
 def _cuda(
     a: Tensor,
     b: Tensor,
