@@ -199,7 +199,7 @@ def _fingerprint() -> Any:
     hashed on every tested version; its uuid is read at each key computation, so it is live.
     """
 
-    class Fingerprint(_compat.CustomGraphModulePass):  # type: ignore[misc]
+    class Fingerprint(_compat.CustomGraphModulePass):
         def __call__(self, gm: torch.fx.GraphModule) -> None:
             return None
 
