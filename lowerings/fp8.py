@@ -36,7 +36,7 @@ def quantize_fp8_static(x: Any, scale: Any, dtype: torch.dtype) -> tuple[Any, An
     rowwise = _has_row_scale(x, scale)
     load_scale = scale.make_loader()
 
-    amax = amax_of_rows(x) if rowwise else amax_of_all(x)
+    amax = (amax_of_rows if rowwise else amax_of_all)(x, with_codes=True)
     inverse = pointwise(
         x, F32, scale.get_size(), lambda i: div_rn(f32(1.0), load_scale(i), x.get_device())
     )
@@ -78,12 +78,16 @@ def _current(
 ) -> tuple[Any, Any]:
     """Return codes and scale_inv for the scale that the amax of ``x`` gives."""
     device = x.get_device()
-    value = load_f32(x)
     if device.type == "cpu":
         # The amax and the codes are loops of their own here: store the producer's result for
         # the second one (its load is then rounded) rather than computing it twice.
         value = load_unrounded(stored(x))
-    amax = amax_of_rows(x) if rowwise else amax_of_all(x)
+    else:
+        value = load_f32(x)
+    if rowwise:
+        amax = amax_of_rows(x, with_codes=device.type != "cpu")
+    else:
+        amax = amax_of_all(x, with_codes=False)
 
     def scale_of(index: Sequence[Any]) -> Any:
         return _current_scale(amax.load(index), dtype, eps, pow2, limit, device)

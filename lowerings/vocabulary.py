@@ -146,20 +146,26 @@ def stored(value: Any) -> Any:
     return value
 
 
-def amax_of_rows(x: Any) -> Amax:
-    """Return max |x| over the last dimension, NaN skipped, shape (*, 1)."""
+def amax_of_rows(x: Any, *, with_codes: bool) -> Amax:
+    """Return max |x| over the last dimension, NaN skipped, shape (*, 1).
+
+    Args:
+        with_codes: whether the codes come from the same pass over ``x``; see :class:`Amax`.
+    """
     *rows, columns = x.get_size()
-    value, device = load_unrounded(x), x.get_device()
+    value, device = load_f32(x) if with_codes else load_unrounded(x), x.get_device()
+    needs_rounding = not with_codes and _needs_rounding(x)
     if any(known_equal(size, 0) for size in x.get_size()):
-        return Amax(x, stored(pointwise(x, F32, (*rows, 1), lambda index: f32(0.0))))
+        zeros = stored(pointwise(x, F32, (*rows, 1), lambda index: f32(0.0)))
+        return Amax(x, zeros, needs_rounding)
 
     def element(index: Sequence[Any], reduction: Sequence[Any]) -> Any:
         return _ordered(abs_ignoring_nan(value([*index[:-1], *reduction]), device), device)
 
-    return Amax(x, _max(x, element, [*rows, 1], [columns]))
+    return Amax(x, _max(x, element, [*rows, 1], [columns]), needs_rounding)
 
 
-def amax_of_all(x: Any) -> Amax:
+def amax_of_all(x: Any, *, with_codes: bool) -> Amax:
     """Return max |x| over everything, NaN skipped, 0-d.
 
     Rows first, then their maxima: the first pass then fuses with whatever else walks the rows of
@@ -167,19 +173,19 @@ def amax_of_all(x: Any) -> Amax:
     """
     size = list(x.get_size())
     if any(known_equal(extent, 0) for extent in size):
-        return Amax(x, stored(pointwise(x, F32, (), lambda index: f32(0.0))))
+        return Amax(x, stored(pointwise(x, F32, (), lambda index: f32(0.0))), False)
     # Inductor cannot fuse a row's loop with a flat one unless it knows that a row is one.
     if size and V.graph.sizevars.statically_known_gt(size[-1], 1):
-        rows = amax_of_rows(x).buffer
-        load = rows.make_loader()
-        reduced = _max(rows, lambda index, reduction: load(reduction), [], list(rows.get_size()))
-        return Amax(x, reduced)
+        rows = amax_of_rows(x, with_codes=with_codes)
+        load, lengths = rows.buffer.make_loader(), list(rows.buffer.get_size())
+        reduced = _max(rows.buffer, lambda index, reduction: load(reduction), [], lengths)
+        return Amax(x, reduced, rows.needs_rounding)
     value, device = load_unrounded(x), x.get_device()
 
     def element(index: Sequence[Any], reduction: Sequence[Any]) -> Any:
         return _ordered(abs_ignoring_nan(value(reduction), device), device)
 
-    return Amax(x, _max(x, element, [], size))
+    return Amax(x, _max(x, element, [], size), _needs_rounding(x))
 
 
 class Amax:
@@ -187,13 +193,15 @@ class Amax:
 
     On a GPU the maximum is taken over the bits of the magnitudes as integers, which order like
     the numbers: one instruction an element, where Inductor's NaN-propagating maximum takes three.
-    The maximum is taken before the elements are rounded to the dtype of ``x``, and rounded itself:
-    rounding is monotonic, so that is the maximum of the rounded elements.
+
+    Rounding to the dtype of ``x`` is monotonic, so the maximum may be taken first and rounded
+    then.  A pass that takes the amax alone does so; one that makes the codes too has the rounded
+    elements at hand, and using them is faster (SiLU -> row on an H200: 169 us against 181).
     """
 
-    def __init__(self, x: Any, buffer: Any) -> None:
+    def __init__(self, x: Any, buffer: Any, needs_rounding: bool) -> None:
         self.buffer, self.dtype, self.device = buffer, x.get_dtype(), x.get_device()
-        self.needs_rounding = _needs_rounding(x)
+        self.needs_rounding = needs_rounding
 
     def load(self, index: Sequence[Any]) -> Any:
         """Return the fp32 amax at an index."""

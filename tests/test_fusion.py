@@ -228,16 +228,16 @@ tmp11 = tmp1 * tmp10
 tmp12 = tmp11.to(tl.float32)
 tmp14 = tmp12 * tmp13
 tmp15 = tmp14.to(tl.float32)
-tmp16 = tl_math.abs(tmp15)
-tmp17 = tl.inline_asm_elementwise('max.f32 $0, $1, 0f00000000;', '=f,f', [tmp16], dtype=tl.float32, is_pure=True, pack=1)
-tmp18 = tmp17.to(tl.int32, bitcast=True)
-tmp19 = tl.broadcast_to(tmp18, [XBLOCK, R0_BLOCK])
-tmp21 = triton_helpers.max2(tmp19, 1)[:, None].to(tl.int32)
-tmp22 = tl.full([1, 1], 0, tl.int32)
-tmp23 = triton_helpers.maximum(tmp21, tmp22)
-tmp24 = tmp23.to(tl.float32, bitcast=True)
-tmp25 = tmp24.to(tl.bfloat16)
-tmp26 = tmp25.to(tl.float32)
+tmp16 = tmp15.to(tl.bfloat16)
+tmp17 = tmp16.to(tl.float32)
+tmp18 = tl_math.abs(tmp17)
+tmp19 = tl.inline_asm_elementwise('max.f32 $0, $1, 0f00000000;', '=f,f', [tmp18], dtype=tl.float32, is_pure=True, pack=1)
+tmp20 = tmp19.to(tl.int32, bitcast=True)
+tmp21 = tl.broadcast_to(tmp20, [XBLOCK, R0_BLOCK])
+tmp23 = triton_helpers.max2(tmp21, 1)[:, None].to(tl.int32)
+tmp24 = tl.full([1, 1], 0, tl.int32)
+tmp25 = triton_helpers.maximum(tmp23, tmp24)
+tmp26 = tmp25.to(tl.float32, bitcast=True)
 tmp27 = tl.full([1, 1], 448.0, tl.float32)
 tmp28 = tl.inline_asm_elementwise('div.rn.f32 $0, $1, $2;', '=f,f,f', [tmp27, tmp26], dtype=tl.float32, is_pure=True, pack=1)
 tmp29 = tl.full([1, 1], float("inf"), tl.float32)
@@ -250,23 +250,21 @@ tmp35 = tmp26 < tmp29
 tmp36 = tmp34 & tmp35
 tmp37 = tl.full([1, 1], 1.0, tl.float32)
 tmp38 = tl.where(tmp36, tmp32, tmp37)
-tmp39 = tmp15.to(tl.bfloat16)
-tmp40 = tmp39.to(tl.float32)
-tmp41 = tmp40 * tmp38
-tmp42 = tmp41.to(tl.float8e4nv)
-tmp43 = tmp42.to(tl.float32)
-tmp44 = tl.inline_asm_elementwise('div.rn.f32 $0, $1, $2;', '=f,f,f', [tmp37, tmp38], dtype=tl.float32, is_pure=True, pack=1)
-tmp45 = tmp43 * tmp44
-tmp46 = tmp45.to(tl.bfloat16)
+tmp39 = tmp17 * tmp38
+tmp40 = tmp39.to(tl.float8e4nv)
+tmp41 = tmp40.to(tl.float32)
+tmp42 = tl.inline_asm_elementwise('div.rn.f32 $0, $1, $2;', '=f,f,f', [tmp37, tmp38], dtype=tl.float32, is_pure=True, pack=1)
+tmp43 = tmp41 * tmp42
+tmp44 = tmp43.to(tl.bfloat16)
+tmp45 = tmp44.to(tl.float32)
+tmp46 = tmp45.to(tl.float32)
 tmp47 = tmp46.to(tl.float32)
-tmp48 = tmp47.to(tl.float32)
-tmp49 = tmp48.to(tl.float32)
-tmp50 = -tmp49
-tmp51 = libdevice.exp(tmp50)
-tmp52 = tmp51 + tmp37
-tmp53 = (tmp49 / tmp52)
-tmp54 = tmp53.to(tl.float32)
-tl.store(out_ptr4 + (r0_1 + 2048*x0), tmp54, None)
+tmp48 = -tmp47
+tmp49 = libdevice.exp(tmp48)
+tmp50 = tmp49 + tmp37
+tmp51 = (tmp47 / tmp50)
+tmp52 = tmp51.to(tl.float32)
+tl.store(out_ptr4 + (r0_1 + 2048*x0), tmp52, None)
 """,
         )
 

@@ -17,7 +17,12 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--device", default=None, help="cuda or cpu (default: cuda if present)")
     parser.add_argument("--only", default="", help="only chains whose name contains this")
-    parser.add_argument("--json", metavar="FILE", help="keep the numbers")
+    parser.add_argument(
+        "--json",
+        metavar="FILE",
+        default="bench-chains.json",
+        help="where to keep the numbers (default: %(default)s)",
+    )
     parser.add_argument("--svg", metavar="FILE", help="draw the bandwidth chart")
     arguments = parser.parse_args(argv)
     from .chains import run

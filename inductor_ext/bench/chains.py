@@ -259,8 +259,8 @@ def run(arguments: argparse.Namespace) -> int:
         "chains": [asdict(row) for row in measured],
         "host_us": host,
     }
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
+    Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
+    console.print(f"numbers kept in {arguments.json}")
     if arguments.svg:
         title = (
             f"{environment['device']}, torch {environment['torch']}, {rows} x {columns} bf16: "

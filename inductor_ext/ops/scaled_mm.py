@@ -23,15 +23,14 @@ def _check_scale(name: str, scale: Tensor, rows: Any, shape: tuple[Any, Any]) ->
         )
 
 
-def _fake(
+def _check(
     a: Tensor,
     b: Tensor,
     scale_a: Tensor,
     scale_b: Tensor,
     bias: Tensor | None,
     dtype: torch.dtype,
-    fast_accum: bool = False,
-) -> Tensor:
+) -> None:
     check_dtype("a", a.dtype, FP8_DTYPES)
     check_dtype("b", b.dtype, FP8_DTYPES)
     check_dtype("dtype", dtype, INPUT_DTYPES)
@@ -54,7 +53,19 @@ def _fake(
         check_dtype("bias", bias.dtype, (dtype,))
         if bias.dim() != 1 or bias.shape[0] != n:
             raise ValueError(f"`bias` must have the shape ({n},), got {tuple(bias.shape)}")
-    return a.new_empty((m, n), dtype=dtype)
+
+
+def _fake(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    fast_accum: bool = False,
+) -> Tensor:
+    _check(a, b, scale_a, scale_b, bias, dtype)
+    return a.new_empty((a.shape[0], b.shape[1]), dtype=dtype)
 
 
 scaled_mm = define(
@@ -70,12 +81,23 @@ def _round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def _pad(matrix: Tensor, rows: int, columns: int) -> Tensor:
+def _row_major(matrix: Tensor, rows: int, columns: int) -> Tensor:
+    """Return the matrix contiguous and of the size that cuBLASLt takes; zeros add nothing."""
     if matrix.shape == (rows, columns):
-        return matrix
+        return matrix.contiguous()
     padded = matrix.new_zeros((rows, columns), dtype=torch.uint8)
     padded[: matrix.shape[0], : matrix.shape[1]] = matrix.view(torch.uint8)
     return padded.view(matrix.dtype)
+
+
+def _for_each(scale: Tensor, count: int, padded: int) -> Tensor:
+    """Return ``count`` scales, 1-D and contiguous, followed by zeros up to ``padded``."""
+    flat = scale.reshape(-1)
+    if flat.shape[0] != count:
+        flat = flat.expand(count)
+    if padded != count:
+        flat = torch.nn.functional.pad(flat, (0, padded - count))
+    return flat.contiguous()
 
 
 @torch.no_grad()  # as a compiled kernel: the op has no gradient rule
@@ -89,34 +111,31 @@ def _cuda(
     fast_accum: bool = False,
 ) -> Tensor:
     """Call torch's scaled GEMM, with operands in the layout and sizes that cuBLASLt takes."""
-    out = _fake(a, b, scale_a, scale_b, bias, dtype, fast_accum)
+    _check(a, b, scale_a, scale_b, bias, dtype)
     m, k, n = a.shape[0], a.shape[1], b.shape[1]
-    if m == 0 or n == 0:
-        return out
-    if k == 0:
-        return out.zero_() if bias is None else out.copy_(bias.expand(m, n))
-    rowwise = scale_a.numel() != 1 or scale_b.numel() != 1
-    # cuBLASLt: K and N in multiples of 16, A row-major, B column-major; zeros add nothing.
+    if m == 0 or n == 0 or k == 0:
+        empty = a.new_zeros((m, n), dtype=dtype)
+        return empty if bias is None else empty.add_(bias)
     k16, n16 = _round_up(k, 16), _round_up(n, 16)
-    a = _pad(a if a.is_contiguous() else a.contiguous(), m, k16)
-    bt = _pad(b.t() if b.t().is_contiguous() else b.t().contiguous(), n16, k16)
-    if rowwise:
-        scale_a = scale_a.reshape(-1, 1).expand(m, 1).contiguous()
-        scale_b = torch.nn.functional.pad(
-            scale_b.reshape(1, -1).expand(1, n), (0, n16 - n)
-        ).contiguous()
+    a, bt = _row_major(a, m, k16), _row_major(b.t(), n16, k16)
+    if scale_a.numel() == 1 and scale_b.numel() == 1:
+        scales = scale_a.reshape(()), scale_b.reshape(())
+        rowwise = False
     else:
-        scale_a, scale_b = scale_a.reshape(()), scale_b.reshape(())
+        scales = _for_each(scale_a, m, m).view(m, 1), _for_each(scale_b, n, n16).view(1, n16)
+        rowwise = True
     if rowwise and dtype != torch.bfloat16:
         # The row-wise GEMM writes bf16 only: scale its unscaled fp32 product here, in fp32.
         one = torch.ones((), device=a.device)
         product = _gemm(a, bt, (one, one), None, torch.float32, fast_accum)
-        result = product[:, :n] * scale_a * scale_b[:, :n]
+        result = (product * scales[0] * scales[1])[:, :n]
         return (result if bias is None else result + bias.float()).to(dtype).contiguous()
     if bias is not None and dtype == torch.float32:  # cuBLASLt adds no fp32 bias
-        return _gemm(a, bt, (scale_a, scale_b), None, dtype, fast_accum)[:, :n] + bias
-    padded_bias = None if bias is None else torch.nn.functional.pad(bias, (0, n16 - n))
-    return _gemm(a, bt, (scale_a, scale_b), padded_bias, dtype, fast_accum)[:, :n].contiguous()
+        return _gemm(a, bt, scales, None, dtype, fast_accum)[:, :n] + bias
+    if bias is not None and n16 != n:
+        bias = torch.nn.functional.pad(bias, (0, n16 - n))
+    result = _gemm(a, bt, scales, bias, dtype, fast_accum)
+    return result if n16 == n else result[:, :n].contiguous()
 
 
 def _gemm(
