@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch._ops import OpOverload
 
-from . import _install
+from . import _cache_key, _install
 from ._sources import source_of
 from .errors import RegistrationError
 
@@ -217,7 +217,7 @@ def _install_autograd(op: OpOverload, rule: Autograd) -> torch.library.Library:
     library = torch.library.Library(op.namespace, "FRAGMENT")
 
     def setup_context(**said: Any) -> None:
-        _install.rule_runs()
+        _cache_key.rule_runs()
         if rule.setup_context is not None:
             rule.setup_context(**said)
 
