@@ -1,4 +1,8 @@
-"""The public functions above the ops: checked arguments, format objects, plain tensors back."""
+"""The public functions above the ops: checked arguments, format objects, plain tensors back.
+
+In eager mode the arguments are checked here, before a kernel runs.  While compiling, the fakes run
+the same checks: an exception raised in traced code would lose its message.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,10 @@ from torch import Tensor
 
 from . import _state
 from .formats import FP8, Quantized
-from .ops.fp8 import (
-    dequantize_fp8,
-    quantize_fp8_row,
-    quantize_fp8_static,
-    quantize_fp8_tensor,
-)
+from .ops import fp8
+from .ops.scaled_mm import check_scaled_mm
 from .ops.scaled_mm import scaled_mm as _scaled_mm
-from .validation import (
-    FP8_DTYPES,
-    INPUT_DTYPES,
-    check_dtype,
-    check_no_grad,
-    check_scale,
-    check_tensor,
-)
+from .validation import check_no_grad, check_tensor, is_row_scale
 
 
 def _guard_mode() -> None:
@@ -46,25 +39,32 @@ def quantize(x: Tensor, format: FP8, scale: Tensor | None = None) -> Quantized:
         TypeError, ValueError: naming the argument, what was expected and what came.
     """
     _guard_mode()
-    check_tensor("x", x)
     if not isinstance(format, FP8):
         raise TypeError(f"`format` must be FP8(...), got {type(format).__name__}")
-    check_dtype("x", x.dtype, INPUT_DTYPES)
-    check_no_grad("x", x, "quantize")
     rowwise = format.granularity == "row"
-    if rowwise and x.dim() == 0:
-        raise ValueError("`x` must have at least one dimension to be quantized by rows, got 0-d")
     if scale is None:
-        op = quantize_fp8_row if rowwise else quantize_fp8_tensor
+        if not torch.compiler.is_compiling():
+            fp8.check_current(x, format.dtype, format.eps, rowwise=rowwise)
+            check_no_grad("x", x, "quantize")
+        op = fp8.quantize_fp8_row if rowwise else fp8.quantize_fp8_tensor
         codes, scale_inv = op(x, format.dtype, format.eps, format.pow2)
         return Quantized(codes, scale_inv)
+    check_tensor("x", x)
     check_tensor("scale", scale)
-    if check_scale("scale", scale, "x", x) != rowwise and not (scale.numel() == 1 and not rowwise):
+    if not rowwise and scale.numel() != 1:
+        raise ValueError(
+            f'`scale` must have one element for granularity "tensor", got {tuple(scale.shape)}'
+        )
+    if rowwise and not is_row_scale(scale, x):
         raise ValueError(
             f'`scale` must have the shape {(*x.shape[:-1], 1)} for granularity "row", '
             f"got {tuple(scale.shape)}"
         )
-    return Quantized(*quantize_fp8_static(x, scale, format.dtype))
+    if not torch.compiler.is_compiling():
+        fp8.check_static(x, scale, format.dtype)
+        check_no_grad("x", x, "quantize")
+        check_no_grad("scale", scale, "quantize")
+    return Quantized(*fp8.quantize_fp8_static(x, scale, format.dtype))
 
 
 def dequantize(codes: Tensor, scale_inv: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -79,13 +79,11 @@ def dequantize(codes: Tensor, scale_inv: Tensor, dtype: torch.dtype = torch.bflo
         TypeError, ValueError: naming the argument, what was expected and what came.
     """
     _guard_mode()
-    check_tensor("codes", codes)
-    check_tensor("scale_inv", scale_inv)
-    check_dtype("codes", codes.dtype, FP8_DTYPES)
-    check_dtype("dtype", dtype, INPUT_DTYPES)
-    check_no_grad("scale_inv", scale_inv, "dequantize")
-    check_scale("scale_inv", scale_inv, "codes", codes)
-    return dequantize_fp8(codes, scale_inv, dtype)
+    if not torch.compiler.is_compiling():
+        fp8.check_dequantize(codes, scale_inv, dtype)
+        check_no_grad("codes", codes, "dequantize")
+        check_no_grad("scale_inv", scale_inv, "dequantize")
+    return fp8.dequantize_fp8(codes, scale_inv, dtype)
 
 
 def scaled_mm(
@@ -97,7 +95,7 @@ def scaled_mm(
     dtype: torch.dtype = torch.bfloat16,
     fast_accum: bool = False,
 ) -> Tensor:
-    """Return ``cast((a @ b) * scale_a * scale_b + bias)``; see docs/ops.md for its exactness.
+    """Return ``cast((a @ b) * scale_a * scale_b + bias)``; see docs/formats.md, "Scaled GEMM".
 
     Args:
         a: (M, K) FP8 codes. b: (K, N) FP8 codes; column-major is fast.
@@ -109,7 +107,9 @@ def scaled_mm(
         TypeError, ValueError: naming the argument, what was expected and what came.
     """
     _guard_mode()
-    for name, tensor in (("a", a), ("b", b), ("scale_a", scale_a), ("scale_b", scale_b)):
-        check_tensor(name, tensor)
-        check_no_grad(name, tensor, "scaled_mm")
+    if not torch.compiler.is_compiling():
+        check_scaled_mm(a, b, scale_a, scale_b, bias, dtype)
+        tensors = {"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b, "bias": bias}
+        for name, tensor in tensors.items():
+            check_no_grad(name, tensor, "scaled_mm")
     return _scaled_mm(a, b, scale_a, scale_b, bias, dtype, fast_accum)

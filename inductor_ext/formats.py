@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from .validation import FP8_DTYPES, check_dtype
+from .validation import FP8_DTYPES, check_dtype, check_eps
 
 Granularity = Literal["tensor", "row"]
 
@@ -35,8 +35,8 @@ class FP8:
             raise ValueError(f'`granularity` must be "tensor" or "row", got {self.granularity!r}')
         if isinstance(self.eps, bool) or not isinstance(self.eps, (int, float)):
             raise TypeError(f"`eps` must be a number, got {self.eps!r}")
-        if not 0.0 <= self.eps < float("inf"):
-            raise ValueError(f"`eps` must be finite and not negative, got {self.eps!r}")
+        check_eps(self.eps)
+        object.__setattr__(self, "eps", float(self.eps))
         if not isinstance(self.pow2, bool):
             raise TypeError(f"`pow2` must be a bool, got {self.pow2!r}")
 

@@ -21,9 +21,19 @@ def names_of(dtypes: tuple[torch.dtype, ...]) -> str:
 
 
 def check_tensor(name: str, value: object) -> None:
-    """Raise TypeError unless ``value`` is a tensor."""
+    """Raise TypeError unless ``value`` is a dense (strided) tensor."""
     if not isinstance(value, Tensor):
         raise TypeError(f"`{name}` must be a Tensor, got {type(value).__name__}")
+    if value.layout is not torch.strided or value.is_nested:
+        kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
+        raise TypeError(f"`{name}` must be a dense tensor, got a {kind} one")
+
+
+def check_eps(eps: float) -> None:
+    """Raise ValueError unless ``eps`` is a non-negative fp32 number."""
+    largest = torch.finfo(torch.float32).max
+    if not 0.0 <= eps <= largest:
+        raise ValueError(f"`eps` must be at least 0 and at most {largest:g}, got {eps!r}")
 
 
 def check_dtype(name: str, dtype: torch.dtype, allowed: tuple[torch.dtype, ...]) -> None:
@@ -40,9 +50,9 @@ def check_same_device(name: str, value: Tensor, other: str, reference: Tensor) -
         )
 
 
-def check_no_grad(name: str, value: Tensor, op: str) -> None:
+def check_no_grad(name: str, value: object, op: str) -> None:
     """Raise ValueError if autograd would silently lose the gradient of ``value``."""
-    if value.requires_grad and torch.is_grad_enabled():
+    if isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             f"`{name}` must not require grad: {op} has no gradient rule. Call it under "
             "torch.no_grad(), on x.detach(), or inside an autograd.Function"
@@ -61,6 +71,7 @@ def check_scale(name: str, scale: Tensor, x_name: str, x: Tensor) -> bool:
     Raises:
         TypeError, ValueError: on another dtype, shape or device.
     """
+    check_tensor(name, scale)
     check_dtype(name, scale.dtype, (torch.float32,))
     check_same_device(name, scale, x_name, x)
     if is_row_scale(scale, x):

@@ -11,6 +11,7 @@ import torch
 from torch._ops import OpOverload
 
 from ..errors import InductorExtWarning
+from ..validation import check_no_grad
 
 LIBRARY = torch.library.Library("inductor_ext", "DEF")
 _warned = False
@@ -19,7 +20,7 @@ _warned = False
 def define(
     schema: str, *, fake: Callable[..., Any], reference: Callable[..., Any], compiled: bool = True
 ) -> OpOverload:
-    """Define an op, its fake, and the kernel that runs where no compiled one is loaded.
+    """Define an op without a gradient, its fake, and the kernel that runs without a compiled one.
 
     Args:
         schema: "name(arguments) -> results".
@@ -29,11 +30,19 @@ def define(
     """
     name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    torch.library.register_fake(f"inductor_ext::{name}", fake, lib=LIBRARY)
+    names = [argument.split("=")[0].split()[-1] for argument in _arguments(schema)]
+
+    @functools.wraps(fake)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        for argument, value in (*zip(names, args, strict=False), *kwargs.items()):
+            check_no_grad(argument, value, name)  # autograd=None, said where compilers see it
+        return fake(*args, **kwargs)
+
+    torch.library.register_fake(f"inductor_ext::{name}", checked, lib=LIBRARY)
 
     @functools.wraps(reference)
     def fallback(*args: Any, **kwargs: Any) -> Any:
-        fake(*args, **kwargs)  # the checks
+        checked(*args, **kwargs)
         if compiled:
             _warn_once(name)
         with torch.no_grad():  # as a compiled kernel: no gradient unless the contract has a rule
@@ -43,6 +52,10 @@ def define(
     overload = getattr(torch.ops.inductor_ext, name).default
     assert isinstance(overload, OpOverload)
     return overload
+
+
+def _arguments(schema: str) -> list[str]:
+    return schema[schema.index("(") + 1 : schema.index(")")].split(", ")
 
 
 def _warn_once(name: str) -> None:

@@ -19,7 +19,9 @@ from ..validation import (
     FP8_DTYPES,
     INPUT_DTYPES,
     check_dtype,
+    check_eps,
     check_scale,
+    check_tensor,
 )
 from ._library import define
 
@@ -30,44 +32,55 @@ def _codes(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty(x.shape, dtype=dtype, device=x.device)
 
 
+def check_static(x: Tensor, scale: Tensor, dtype: torch.dtype) -> None:
+    """Raise TypeError or ValueError for arguments that ``quantize_fp8_static`` does not take."""
+    _check_input(x, dtype)
+    check_scale("scale", scale, "x", x)
+
+
+def check_current(x: Tensor, dtype: torch.dtype, eps: float, *, rowwise: bool) -> None:
+    """Raise TypeError or ValueError for arguments that current scaling does not take."""
+    _check_input(x, dtype)
+    check_eps(eps)
+    if rowwise and x.dim() == 0:
+        raise ValueError("`x` must have at least one dimension to be quantized by rows, got 0-d")
+
+
+def check_dequantize(q: Tensor, scale_inv: Tensor, dtype: torch.dtype) -> None:
+    """Raise TypeError or ValueError for arguments that ``dequantize_fp8`` does not take."""
+    check_tensor("q", q)
+    check_dtype("q", q.dtype, FP8_DTYPES)
+    check_dtype("dtype", dtype, INPUT_DTYPES)
+    check_scale("scale_inv", scale_inv, "q", q)
+
+
 def _check_input(x: Tensor, dtype: torch.dtype) -> None:
+    check_tensor("x", x)
     check_dtype("x", x.dtype, INPUT_DTYPES)
     check_dtype("dtype", dtype, FP8_DTYPES)
 
 
-def _check_eps(eps: float) -> None:
-    if not 0.0 <= eps < float("inf"):
-        raise ValueError(f"`eps` must be finite and not negative, got {eps!r}")
-
-
 def _fake_static(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    _check_input(x, dtype)
-    check_scale("scale", scale, "x", x)
+    check_static(x, scale, dtype)
     return _codes(x, dtype), scale.new_empty(scale.shape), scale.new_empty(scale.shape)
 
 
 def _fake_tensor(
     x: Tensor, dtype: torch.dtype, eps: float = 0.0, pow2: bool = False
 ) -> tuple[Tensor, Tensor]:
-    _check_input(x, dtype)
-    _check_eps(eps)
+    check_current(x, dtype, eps, rowwise=False)
     return _codes(x, dtype), x.new_empty((), dtype=torch.float32)
 
 
 def _fake_row(
     x: Tensor, dtype: torch.dtype, eps: float = 0.0, pow2: bool = False
 ) -> tuple[Tensor, Tensor]:
-    _check_input(x, dtype)
-    _check_eps(eps)
-    if x.dim() == 0:
-        raise ValueError("`x` must have at least one dimension to be quantized by rows, got 0-d")
+    check_current(x, dtype, eps, rowwise=True)
     return _codes(x, dtype), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
 
 
 def _fake_dequantize(q: Tensor, scale_inv: Tensor, dtype: torch.dtype) -> Tensor:
-    check_dtype("q", q.dtype, FP8_DTYPES)
-    check_dtype("dtype", dtype, INPUT_DTYPES)
-    check_scale("scale_inv", scale_inv, "q", q)
+    check_dequantize(q, scale_inv, dtype)
     return torch.empty(q.shape, dtype=dtype, device=q.device)
 
 
@@ -96,14 +109,16 @@ dequantize_fp8 = define(
 
 
 def triton_casts_to_fp8(x: Tensor, *args: Any, **kwargs: Any) -> bool | str:
-    """Return whether Inductor's back end for the device of ``x`` can convert to float8."""
-    if x.device.type == "cuda":
-        capability = torch.cuda.get_device_capability(x.device)
-        if capability < (8, 9):
-            return (
-                f"Triton converts to float8 from sm_89 on, this device is "
-                f"sm_{capability[0]}{capability[1]}"
-            )
+    """Return whether the lowerings can be compiled for the device of ``x``, or why not."""
+    if x.device.type == "cpu":
+        return True
+    if x.device.type != "cuda" or torch.version.hip is not None:
+        kind = "ROCm" if x.device.type == "cuda" else x.device.type
+        return f"the lowerings are written for the CPU and for CUDA, not for {kind}"
+    capability = torch.cuda.get_device_capability(x.device)
+    if capability < (8, 9):
+        its = f"sm_{capability[0]}{capability[1]}"
+        return f"Triton converts to float8 from sm_89 on, this device is {its}"
     return True
 
 

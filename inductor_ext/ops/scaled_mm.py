@@ -11,11 +11,17 @@ from torch import Tensor
 from inductor_ext.decompositions import scaled_mm as reference
 
 from ..registry import register
-from ..validation import FP8_DTYPES, INPUT_DTYPES, check_dtype, check_same_device
+from ..validation import (
+    FP8_DTYPES,
+    INPUT_DTYPES,
+    check_dtype,
+    check_same_device,
+    check_tensor,
+)
 from ._library import LIBRARY, define
 
 
-def _check_scale(name: str, scale: Tensor, rows: Any, shape: tuple[Any, Any]) -> None:
+def _check_scale(name: str, scale: Tensor, shape: tuple[Any, Any]) -> None:
     check_dtype(name, scale.dtype, (torch.float32,))
     if scale.numel() != 1 and tuple(scale.shape) != shape:
         raise ValueError(
@@ -23,7 +29,7 @@ def _check_scale(name: str, scale: Tensor, rows: Any, shape: tuple[Any, Any]) ->
         )
 
 
-def _check(
+def check_scaled_mm(
     a: Tensor,
     b: Tensor,
     scale_a: Tensor,
@@ -31,6 +37,11 @@ def _check(
     bias: Tensor | None,
     dtype: torch.dtype,
 ) -> None:
+    """Raise TypeError or ValueError for arguments that ``scaled_mm`` does not take."""
+    tensors = {"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b}
+    for name, tensor in (tensors if bias is None else {**tensors, "bias": bias}).items():
+        check_tensor(name, tensor)
+        check_same_device(name, tensor, "a", a)
     check_dtype("a", a.dtype, FP8_DTYPES)
     check_dtype("b", b.dtype, FP8_DTYPES)
     check_dtype("dtype", dtype, INPUT_DTYPES)
@@ -44,12 +55,9 @@ def _check(
             f"`b` must have as many rows as `a` has columns, {a.shape[1]}, got {b.shape[0]}"
         )
     m, n = a.shape[0], b.shape[1]
-    _check_scale("scale_a", scale_a, m, (m, 1))
-    _check_scale("scale_b", scale_b, n, (1, n))
-    for name, tensor in (("b", b), ("scale_a", scale_a), ("scale_b", scale_b)):
-        check_same_device(name, tensor, "a", a)
+    _check_scale("scale_a", scale_a, (m, 1))
+    _check_scale("scale_b", scale_b, (1, n))
     if bias is not None:
-        check_same_device("bias", bias, "a", a)
         check_dtype("bias", bias.dtype, (dtype,))
         if bias.dim() != 1 or bias.shape[0] != n:
             raise ValueError(f"`bias` must have the shape ({n},), got {tuple(bias.shape)}")
@@ -64,7 +72,7 @@ def _fake(
     dtype: torch.dtype,
     fast_accum: bool = False,
 ) -> Tensor:
-    _check(a, b, scale_a, scale_b, bias, dtype)
+    check_scaled_mm(a, b, scale_a, scale_b, bias, dtype)
     return a.new_empty((a.shape[0], b.shape[1]), dtype=dtype)
 
 
@@ -111,7 +119,9 @@ def _cuda(
     fast_accum: bool = False,
 ) -> Tensor:
     """Call torch's scaled GEMM, with operands in the layout and sizes that cuBLASLt takes."""
-    _check(a, b, scale_a, scale_b, bias, dtype)
+    check_scaled_mm(a, b, scale_a, scale_b, bias, dtype)
+    if torch.cuda.get_device_capability(a.device) < (8, 9):  # no FP8 tensor cores
+        return reference.scaled_mm(a, b, scale_a, scale_b, bias, dtype)
     m, k, n = a.shape[0], a.shape[1], b.shape[1]
     if m == 0 or n == 0 or k == 0:
         empty = a.new_zeros((m, n), dtype=dtype)

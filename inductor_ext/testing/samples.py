@@ -105,6 +105,8 @@ def _move(value: Any, device: torch.device | None) -> Any:
 def _rows(t: Tensor, size: int) -> Tensor:
     pick = torch.arange(size, device=t.device) % max(len(t), 1)
     if len(t) == 0 and size:
-        raise ValueError("a sample without rows cannot be given some; use `batch_from`")
+        raise ValueError(
+            "`inputs` must yield samples with at least one row to vary the batch, got one with none"
+        )
     rows = bits_of(t).index_select(0, pick)
     return rows.view(t.dtype) if t.dtype != torch.complex128 else torch.view_as_complex(rows)

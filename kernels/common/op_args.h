@@ -12,6 +12,7 @@
 
 #include <array>
 #include <cmath>
+#include <limits>
 #include <cstdint>
 #include <sstream>
 #include <stdexcept>
@@ -245,7 +246,9 @@ inline Grain scale_grain(const Tensor& scale, const char* name, const Tensor& x,
 }
 
 inline ScaleRule scale_rule(double eps, bool pow2, float overflow) {
-  IXT_CHECK(std::isfinite(eps) && eps >= 0.0, "`eps` must be finite and not negative, got ", eps);
+  constexpr double largest = std::numeric_limits<float>::max();
+  IXT_CHECK(eps >= 0.0 && eps <= largest, "`eps` must be at least 0 and at most ", largest,
+            ", got ", eps);
   return {static_cast<float>(eps), overflow, pow2};
 }
 
