@@ -184,7 +184,8 @@ def register(
             f'{name}: `autograd` must be an Autograd rule, "native" or None, got {autograd!r}'
         )
     rule = (autograd.backward, autograd.setup_context) if isinstance(autograd, Autograd) else ()
-    digest = source_of(name, version, implementation, supports, *rule)
+    choices = f"{version}\0{strategy}\0{recomputable}"
+    digest = source_of(name, choices, bool(version), implementation, supports, *rule)
     made = OpContract(
         op=overload,
         reference=reference,
@@ -206,10 +207,14 @@ def register(
                     "or call unregister() on the first one"
                 )
             earlier.unregister()
-        if isinstance(autograd, Autograd):
-            made._library.append(_install_autograd(overload, autograd))
-        _CONTRACTS[overload] = made
-        _install.sync()
+        try:
+            if isinstance(autograd, Autograd):
+                made._library.append(_install_autograd(overload, autograd))
+            _CONTRACTS[overload] = made
+            _install.sync()
+        except BaseException:
+            made.unregister()
+            raise
     return made
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import registry_toys
@@ -22,7 +24,7 @@ from registry_toys import (
 from torch import Tensor
 
 import inductor_ext as ixt
-from inductor_ext import config, registry
+from inductor_ext import _compat, _lowering, config, registry
 
 pytestmark = pytest.mark.contract
 toys = registry_toys.toys
@@ -220,3 +222,27 @@ def test_architecture_without_float8(monkeypatch: pytest.MonkeyPatch) -> None:
         if not accepted:
             assert f"this device is sm_{capability[0]}{capability[1]}" in str(answer)
     assert supports(torch.ones(2), torch.float8_e4m3fn) is True
+
+
+@pytest.mark.parametrize("kind", ["xpu", "hip"])
+def test_other_gpus_stay_opaque(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lowerings hold PTX: on other back ends they would fail after the point of return."""
+    monkeypatch.setattr(torch.version, "hip", "6.4" if kind == "hip" else None)
+    x = types.SimpleNamespace(device=torch.device("cuda" if kind == "hip" else kind))
+    said = ixt.ops.fp8.triton_casts_to_fp8(x)
+    assert said == f"the lowerings are written for the CPU and for CUDA, not for {said.split()[-1]}"
+    assert said.endswith("ROCm" if kind == "hip" else "xpu")
+
+
+@pytest.mark.parametrize(
+    ("strides", "same"),
+    [((128, 16, 1), True), ((7, 16, 1), True), ((128, 1, 8), False)],
+)
+def test_strides_are_compared_where_they_show(strides: tuple[int, ...], same: bool) -> None:
+    graphs = types.SimpleNamespace(
+        graph=types.SimpleNamespace(
+            sizevars=types.SimpleNamespace(statically_known_equals=lambda a, b: a == b)
+        )
+    )
+    with mock.patch.object(_compat, "V", graphs, create=True):
+        assert _lowering._same_strides(strides, torch.empty(1, 8, 16)) is same

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 import inductor_ext as ixt
-from inductor_ext import Autograd, RegistrationError, _install, config, registry
+from inductor_ext import Autograd, RegistrationError, _install, _sources, config, registry
 
 pytestmark = pytest.mark.contract
 toys = registry_toys.toys
@@ -196,3 +196,31 @@ def test_records_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         registry.add_record(registry.Record("a::b", "declined", str(number)))
     assert [r.reason for r in registry.records()] == ["2", "3", "4"]
     registry.clear_records()
+
+
+def test_digest_tells_strategy_and_recomputability_apart(toys: Toys) -> None:
+    """Both change the code that is generated, and neither stands in a source file."""
+    op = toys.op()
+    digests = set()
+    for choice in ({"lowering": triple}, {"decomposition": triple}, {"opaque": True}):
+        for recomputable in (True, False):
+            made = ixt.register(
+                op, reference=double, autograd=None, recomputable=recomputable, **choice
+            )
+            digests.add(made.digest)
+            made.unregister()
+    assert len(digests) == 6
+
+
+def test_package_digest_reads_the_plugin_alone() -> None:
+    """A source checkout has its virtual environment beside the package."""
+    folders = _sources._package_folders()
+    assert [folder.name for folder in folders] == ["inductor_ext", "lowerings", "decompositions"]
+    assert all((folder / "__init__.py").exists() for folder in folders)
+
+
+def test_a_missing_package_is_a_registration_error(toys: Toys) -> None:
+    with pytest.raises(RegistrationError, match="there is no module"):
+        ixt.register(
+            toys.op(), reference=double, autograd=None, lowering="no_such_package.module:f"
+        )
