@@ -292,7 +292,8 @@ def capture(
     def keep(graph: Any, source: str) -> None:
         found.append((graph_kind(graph), source))
 
-    with fake_session(fn, args, {}, target, config) as (moved, values, _):
+    # The redirections are process-wide: no other thread may compile meanwhile.
+    with _compat.compile_lock, fake_session(fn, args, {}, target, config) as (moved, values, _):
         with codegen_only(keep):
             torch.compile(fresh_runner(), dynamic=dynamic)(moved, values, {})
         if not found:

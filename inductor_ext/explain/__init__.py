@@ -66,7 +66,8 @@ def explain(
     collector = Collector(_why_off)
     watcher = _Dynamo()
     where = f"sm_{parse_target(target)} (not there)" if target else _device_of((fn, args, kwargs))
-    with _own_records(), _not_strict(), contextlib.ExitStack() as stack:
+    # Code generation is redirected process-wide meanwhile: no other thread may compile.
+    with _compat.compile_lock, _own_records(), _not_strict(), contextlib.ExitStack() as stack:
         if target is None:
             stack.enter_context(isolated(_options_of(fn)))
             moved: Any = (fresh_copy(unwrap(fn)), args, kwargs)
