@@ -18,7 +18,7 @@ import torch
 
 from .errors import CompatError
 
-TESTED = ("2.11", "2.13", "2.14", "2.15")
+TESTED = ("2.11", "2.12", "2.13", "2.14", "2.15")
 """PyTorch releases (major.minor) on which the whole test-suite or the contract tests pass."""
 
 SYMBOLS: dict[str, str] = {
