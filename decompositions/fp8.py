@@ -60,11 +60,11 @@ def quantize_fp8_row(
     return saturate_cast(v * scale, dtype), torch.ones_like(scale) / scale
 
 
-def dequantize_fp8(q: Tensor, scale_inv: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return ``cast(float(q) * scale_inv)`` in ``dtype`` (bfloat16, float16 or float32)."""
+def dequantize_fp8(codes: Tensor, scale_inv: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ``cast(float(codes) * scale_inv)`` in ``dtype`` (bfloat16, float16 or float32)."""
     if scale_inv.numel() == 1:
         scale_inv = scale_inv.reshape(())
-    return (q.float() * scale_inv).to(dtype).contiguous()
+    return (codes.float() * scale_inv).to(dtype).contiguous()
 
 
 def amax_ignoring_nan(v: Tensor, rowwise: bool) -> Tensor:

@@ -299,7 +299,7 @@ def capture(
         if not found:
             raise FakeGpuError(
                 "Dynamo compiled nothing of this function: it has no tensor operation, or was "
-                "compiled for too many shapes before (torch._dynamo.reset() clears those)"
+                "compiled for too many shapes before (torch.compiler.reset() clears those)"
             )
         return [
             GeneratedGraph(kind, source, kernels_in(source, asm), externs_in(source))

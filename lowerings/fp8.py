@@ -59,10 +59,10 @@ def quantize_fp8_row(
     return _current(x, dtype, eps, pow2, limit, rowwise=True)
 
 
-def dequantize_fp8(q: Any, scale_inv: Any, dtype: torch.dtype) -> Any:
+def dequantize_fp8(codes: Any, scale_inv: Any, dtype: torch.dtype) -> Any:
     """Lower ``inductor_ext::dequantize_fp8``; the result is rounded even if it is fused away."""
-    load, scale = q.make_loader(), _scale_of(q, scale_inv)
-    device = q.get_device()
+    load, scale = codes.make_loader(), _scale_of(codes, scale_inv)
+    device = codes.get_device()
 
     def element(index: Sequence[Any]) -> Any:
         product = ops.mul(ops.to_dtype(load(index), F32), scale(index))
@@ -70,7 +70,7 @@ def dequantize_fp8(q: Any, scale_inv: Any, dtype: torch.dtype) -> Any:
             return ops.to_dtype(product, dtype)
         return ops.to_dtype(rounded(product, dtype, device), dtype)
 
-    return pointwise(q, dtype, q.get_size(), element)
+    return pointwise(codes, dtype, codes.get_size(), element)
 
 
 def _current(

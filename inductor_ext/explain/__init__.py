@@ -209,7 +209,7 @@ def _notes(graphs: list[Graph], ops: tuple[OpOutcome, ...]) -> Iterator[str]:
     if not graphs:
         yield (
             "Dynamo compiled nothing: the function has no tensor operation, or was compiled for "
-            "too many shapes before (torch._dynamo.reset() clears those)"
+            "too many shapes before (torch.compiler.reset() clears those)"
         )
     if _state.mode == "off" and ops:
         yield f"the registered ops stay opaque because the plugin is {_plugin()}"

@@ -46,12 +46,12 @@ def check_current(x: Tensor, dtype: torch.dtype, eps: float, *, rowwise: bool) -
         raise ValueError("`x` must have at least one dimension to be quantized by rows, got 0-d")
 
 
-def check_dequantize(q: Tensor, scale_inv: Tensor, dtype: torch.dtype) -> None:
+def check_dequantize(codes: Tensor, scale_inv: Tensor, dtype: torch.dtype) -> None:
     """Raise TypeError or ValueError for arguments that ``dequantize_fp8`` does not take."""
-    check_tensor("q", q)
-    check_dtype("q", q.dtype, FP8_DTYPES)
+    check_tensor("codes", codes)
+    check_dtype("codes", codes.dtype, FP8_DTYPES)
     check_dtype("dtype", dtype, INPUT_DTYPES)
-    check_scale("scale_inv", scale_inv, "q", q)
+    check_scale("scale_inv", scale_inv, "codes", codes)
 
 
 def _check_input(x: Tensor, dtype: torch.dtype) -> None:
@@ -79,9 +79,9 @@ def _fake_row(
     return _codes(x, dtype), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
 
 
-def _fake_dequantize(q: Tensor, scale_inv: Tensor, dtype: torch.dtype) -> Tensor:
-    check_dequantize(q, scale_inv, dtype)
-    return torch.empty(q.shape, dtype=dtype, device=q.device)
+def _fake_dequantize(codes: Tensor, scale_inv: Tensor, dtype: torch.dtype) -> Tensor:
+    check_dequantize(codes, scale_inv, dtype)
+    return torch.empty(codes.shape, dtype=dtype, device=codes.device)
 
 
 quantize_fp8_static = define(
@@ -102,7 +102,7 @@ quantize_fp8_row = define(
     reference=reference.quantize_fp8_row,
 )
 dequantize_fp8 = define(
-    "dequantize_fp8(Tensor q, Tensor scale_inv, ScalarType dtype) -> Tensor",
+    "dequantize_fp8(Tensor codes, Tensor scale_inv, ScalarType dtype) -> Tensor",
     fake=_fake_dequantize,
     reference=reference.dequantize_fp8,
 )

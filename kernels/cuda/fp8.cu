@@ -122,7 +122,7 @@ Current quantize_fp8_row(const Tensor& x_any, ScalarType dtype, double eps, bool
 }
 
 Output dequantize_fp8(const Tensor& q_any, const Tensor& scale_any, ScalarType dtype) {
-  const Fp8 in = fp8_dtype(q_any, "q");
+  const Fp8 in = fp8_dtype(q_any, "codes");
   const Float out = float_dtype(dtype);
   const Place place = place_of(q_any);
   const DeviceScope scope(place.index);
