@@ -69,7 +69,7 @@ def _row(contract: OpContract, accepted: list[str]) -> Support:
     name = contract.name.partition("::")[2]
     found = next((f.upper() for f in _FORMATS if f in name), "any")
     if contract.strategy == "opaque":
-        compiled_on = "–"
+        compiled_on = "-"
     elif len(accepted) == len(ARCHITECTURES):
         compiled_on = "CPU, sm_80 and later"
     else:
@@ -101,9 +101,7 @@ def markdown() -> str:
 def main(argv: list[str] | None = None) -> int:
     """Print the table; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m inductor_ext support", description=__doc__)
-    parser.add_argument(
-        "--markdown", action="store_true", help="print it as docs/support.md has it"
-    )
+    parser.add_argument("--markdown", action="store_true", help="print docs/support.md's table")
     if parser.parse_args(argv).markdown:
         print(markdown(), end="")
         return 0
