@@ -68,14 +68,17 @@ void amax_groups(const Tile& x, int64_t group, float* amax, int64_t step) {
 
 // ---- codes ----
 
+// __restrict counts for parameters only, in GCC's eyes: hence a function a row.
 template <typename T, typename Format>
-void quantize_columns(const Tile& x, const float* __restrict scale, uint8_t* q, int64_t q_stride) {
+IXT_HD void quantize_row(const typename T::Word* __restrict x, uint8_t* __restrict q, int64_t n,
+                         const float* __restrict scale) {
+  for (int64_t i = 0; i < n; ++i) q[i] = encode_fp8<Format>(T::load(x[i]) * scale[i]);
+}
+
+template <typename T, typename Format>
+void quantize_columns(const Tile& x, const float* scale, uint8_t* q, int64_t q_stride) {
   for (int64_t r = 0; r < x.rows; ++r) {
-    const auto* __restrict words = row_of<T>(x, r);
-    uint8_t* __restrict codes = q + r * q_stride;
-    for (int64_t c = 0; c < x.cols; ++c) {
-      codes[c] = encode_fp8<Format>(T::load(words[c]) * scale[c]);
-    }
+    quantize_row<T, Format>(row_of<T>(x, r), q + r * q_stride, x.cols, scale);
   }
 }
 
@@ -105,14 +108,16 @@ void quantize_groups(const Tile& x, int64_t group, const float* scale, int64_t s
 }
 
 template <typename T, typename Format>
-void dequantize_columns(const CodesIn& q, const float* __restrict scale, void* y,
-                        int64_t y_stride) {
+IXT_HD void dequantize_row(const uint8_t* __restrict q, typename T::Word* __restrict y, int64_t n,
+                           const float* __restrict scale) {
+  for (int64_t i = 0; i < n; ++i) y[i] = T::store(decode_fp8<Format>(q[i]) * scale[i]);
+}
+
+template <typename T, typename Format>
+void dequantize_columns(const CodesIn& q, const float* scale, void* y, int64_t y_stride) {
   for (int64_t r = 0; r < q.rows; ++r) {
-    const uint8_t* __restrict codes = q.data + r * q.stride;
-    auto* __restrict words = static_cast<typename T::Word*>(y) + r * y_stride;
-    for (int64_t c = 0; c < q.cols; ++c) {
-      words[c] = T::store(decode_fp8<Format>(codes[c]) * scale[c]);
-    }
+    auto* words = static_cast<typename T::Word*>(y) + r * y_stride;
+    dequantize_row<T, Format>(q.data + r * q.stride, words, q.cols, scale);
   }
 }
 

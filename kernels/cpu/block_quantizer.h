@@ -56,25 +56,25 @@ class BlockQuantizer {
 
   // Blocks of G x 1 and G x G.
   void columns(const Area& area, uint8_t* q, int64_t stride) const {
-    for (int64_t r = 0; r < area.rows; r += block_.m) {
+    Stored stored[kTileBands * kTileCols];  // a row for each band, a row of blocks
+    const int64_t bands = ceil_div(area.rows, block_.m);
+    for (int64_t b = 0; b < bands; ++b) {
+      const int64_t r = b * block_.m;
       const int64_t rows = std::min(block_.m, area.rows - r);
       const Tile band = x_.tile({area.m + r, area.k, rows, area.cols});
       float scale[kTileCols];
-      band_scales(band, (area.m + r) / block_.m, area.k / block_.k, scale);
+      band_scales(band, scale, stored + b * kTileCols);
       loops_.quantize_columns[format_](band, scale, q + r * stride, stride);
     }
+    scales_.put(area.m / block_.m, area.k / block_.k, bands, ceil_div(area.cols, block_.k), stored,
+                kTileCols);
   }
 
-  // The multiplier of each column of one row of blocks, and stores its scales.
-  void band_scales(const Tile& band, int64_t i, int64_t j, float* scale) const {
+  // The multiplier of each column of a band, and what is kept of the scales of its blocks.
+  void band_scales(const Tile& band, float* scale, Stored* stored) const {
     float amax[kTileCols];
-    Stored stored[kTileCols];
     loops_.amax_columns(band, amax);
-    if (block_.k == 1) {
-      scaling_(amax, band.cols, scale, stored);
-      scales_.put(i, j, 1, band.cols, stored, band.cols);
-      return;
-    }
+    if (block_.k == 1) return scaling_(amax, band.cols, scale, stored);
     const int64_t blocks = ceil_div(band.cols, block_.k);
     float block_scale[kTileCols];
     for (int64_t b = 0; b < blocks; ++b) {  // in place: a block's columns are never before b
@@ -82,7 +82,6 @@ class BlockQuantizer {
       amax[b] = *std::max_element(amax + b * block_.k, amax + last);
     }
     scaling_(amax, blocks, block_scale, stored);
-    scales_.put(i, j, 1, blocks, stored, blocks);
     for (int64_t c = 0; c < band.cols; ++c) scale[c] = block_scale[c / block_.k];
   }
 

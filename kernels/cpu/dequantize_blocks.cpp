@@ -21,7 +21,7 @@ class BlockDequantizer {
         y_(y) {}
 
   void run() const {
-    if (block_.m == 1) {
+    if (block_.k > 1) {
       for_flat_tiles(q_.rows, q_.cols, [&](const Area& area) { rows(area); });
     } else {
       for_tall_tiles(q_.rows, q_.cols, [&](const Area& area) { columns(area); });
@@ -29,23 +29,24 @@ class BlockDequantizer {
   }
 
  private:
+  // Blocks of 1 x G and G x G.
   void rows(const Area& a) const {
     float scale[kTileGroups];
     const int64_t groups = ceil_div(a.cols, block_.k);
     const int64_t first = a.k / block_.k;
     for (int64_t r = 0; r < a.rows; ++r) {
-      for (int64_t g = 0; g < groups; ++g) scale[r * groups + g] = scale_(a.m + r, first + g);
+      const int64_t i = (a.m + r) / block_.m;
+      for (int64_t g = 0; g < groups; ++g) scale[r * groups + g] = scale_(i, first + g);
     }
     loops_.dequantize_groups[format_](tile(a), block_.k, scale, groups, to(a), q_.cols);
   }
 
+  // Blocks of G x 1.
   void columns(const Area& a) const {
     for (int64_t r = 0; r < a.rows; r += block_.m) {
       const Area band{a.m + r, a.k, std::min(block_.m, a.rows - r), a.cols};
       float scale[kTileCols];
-      for (int64_t c = 0; c < a.cols; ++c) {
-        scale[c] = scale_(band.m / block_.m, (a.k + c) / block_.k);
-      }
+      for (int64_t c = 0; c < a.cols; ++c) scale[c] = scale_(band.m / block_.m, a.k + c);
       loops_.dequantize_columns[format_](tile(band), scale, to(band), q_.cols);
     }
   }

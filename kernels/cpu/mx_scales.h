@@ -50,21 +50,22 @@ class MxScales {
   void put(int64_t i, int64_t j, int64_t rows, int64_t cols, const uint8_t* values,
            int64_t step) const {
     if (!swizzled_) return plain_.put(i, j, rows, cols, values, step);
-    for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t c = 0; c < cols; ++c) {
-        const uint8_t value = values[r * step + c];
-        operand_.along_m ? put_one(j + c, i + r, value) : put_one(i + r, j + c, value);
-      }
+    if (operand_.along_m) {
+      for (int64_t c = 0; c < cols; ++c) put_blocks(j + c, i, rows, values + c, step);
+    } else {
+      for (int64_t r = 0; r < rows; ++r) put_blocks(i + r, j, cols, values + r * step, 1);
     }
   }
 
  private:
-  // For block `row` of the operand's rows and block `col` of its contraction.
-  void put_one(int64_t row, int64_t col, uint8_t value) const {
-    const int64_t first = row * operand_.repeat;
-    const int64_t last = std::min(operand_.rows, first + operand_.repeat);
-    for (int64_t r = first; r < last; ++r) {
-      swizzled_[::ixt::swizzled(r, col, operand_.padded_cols())] = value;
+  // For the rows that share scales, `row` in units of them, and blocks first.. of the contraction.
+  void put_blocks(int64_t row, int64_t first, int64_t count, const uint8_t* values,
+                  int64_t step) const {
+    const int64_t begin = row * operand_.repeat;
+    const int64_t end = std::min(operand_.rows, begin + operand_.repeat);
+    for (int64_t r = begin; r < end; ++r) {
+      uint8_t* base = swizzled_ + swizzled_row(r, operand_.padded_cols());
+      for (int64_t b = 0; b < count; ++b) base[swizzled_col(first + b)] = values[b * step];
     }
   }
 

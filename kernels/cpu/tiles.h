@@ -12,6 +12,7 @@ namespace ixt {
 // Long enough to transpose whole cache lines, a multiple of every block, and small enough for L2.
 constexpr int64_t kTileRows = 128;
 constexpr int64_t kTileCols = 256;
+constexpr int64_t kTileBands = kTileRows / 32;  // rows of blocks
 // Tiles of kernels that need no column at once: the order of the memory.
 constexpr int64_t kFlatRows = 4;
 constexpr int64_t kFlatCols = 4096;
