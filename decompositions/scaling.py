@@ -20,7 +20,7 @@ def update_fp8_scale(
     entry, and entry 0 becomes 0, to collect the next step's amax.
 
     Args:
-        history: float32 (L,), or (L, N) for N tensors at once.
+        history: float32 (L,), or (L, N) for N tensors at once; without entries nothing happens.
         scale: float32, one element, or (N,).
         dtype: float8_e4m3fn or float8_e5m2, whose largest value the scale maps the amax to.
         margin: the scale is made 2**margin smaller.
@@ -31,6 +31,8 @@ def update_fp8_scale(
         amax``, the largest fp32 in place of an infinity, and the old scale where the amax is not
         a positive finite number.
     """
+    if history.shape[0] == 0:
+        return history.new_empty(history.shape), scale.clone()
     amax = history[0]
     if algorithm == "max":
         amax = torch.where(history.isnan(), 0.0, history).amax(0)

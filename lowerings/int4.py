@@ -72,7 +72,8 @@ def dequantize_int4(codes: Any, scale: Any, zero: Any, group: int, dtype: torch.
     device, (*rows, width) = codes.get_device(), codes.get_size()
 
     def element(index: Sequence[Any]) -> Any:
-        column, own = index[-1], [*index[:-1], FloorDiv(column, group)]
+        column = index[-1]
+        own = [*index[:-1], FloorDiv(column, group)]
         byte = ops.to_dtype(load([*index[:-1], FloorDiv(column, 2)]), torch.int32)
         shift = ops.index_expr(4 * ModularIndexing(column, 1, 2), torch.int32)
         nibble = ops.bitwise_and(ops.bitwise_right_shift(byte, shift), i32(15))

@@ -92,11 +92,11 @@ def max_of_groups(x: Any, group: int, magnitude: Magnitude, *, pairs: bool = Fal
     with_codes = device.type != "cpu"
     value = load_f32(x) if with_codes else load_unrounded(x)
     needs_rounding = not with_codes and _needs_rounding(x)
-    groups = FloorDiv(columns + group - 1, group)
+    ragged = not pairs and not divides(group, columns)
+    groups = FloorDiv(columns + (group - 1 if ragged else 0), group)
     if any(known_equal(size, 0) for size in x.get_size()):
         zeros = stored(pointwise(x, F32, (*rows, groups), lambda index: f32(0.0)))
         return Amax(x, zeros, needs_rounding)
-    ragged = not divides(group, columns)
 
     def at(row: Sequence[Any], column: Any) -> Any:
         if not ragged:

@@ -10,7 +10,7 @@ import torch
 from inductor_ext._compat import ModularIndexing, ops
 
 from .integers import positive_part
-from .vocabulary import F32, Amax, _max, _ordered, div_rn, f32, pointwise
+from .vocabulary import F32, Amax, _max, _ordered, div_rn, f32, known_equal, pointwise
 
 _FLOAT32_MAX = torch.finfo(F32).max
 
@@ -21,24 +21,29 @@ def update_fp8_scale(
     """Lower ``inductor_ext::update_fp8_scale``."""
     device, (length, *columns) = history.get_device(), history.get_size()
     load, load_scale = history.make_loader(), scale.make_loader()
+    if known_equal(length, 0):
+        nothing = pointwise(history, F32, history.get_size(), lambda index: f32(0.0))
+        return nothing, pointwise(scale, F32, scale.get_size(), load_scale)
+
+    def is_first(entry: Any) -> Any:
+        return ops.eq(ops.index_expr(entry, torch.int64), ops.constant(0, torch.int64))
 
     def moved(index: Sequence[Any]) -> Any:
         entry, *column = index
         value = load([ModularIndexing(entry + 1, 1, length), *column])
-        first = ops.eq(ops.index_expr(entry, torch.int64), ops.constant(0, torch.int64))
-        return ops.where(first, f32(0.0), value)
+        return ops.where(is_first(entry), f32(0.0), value)
 
     def element(index: Sequence[Any], reduction: Sequence[Any]) -> Any:
-        return _ordered(positive_part(load([*reduction, *index]), device), device)
+        value = positive_part(load([*reduction, *index]), device)
+        if algorithm == "most_recent":
+            value = ops.where(is_first(reduction[0]), value, f32(0.0))
+        return _ordered(value, device)
 
-    if algorithm == "max":
-        amax = Amax(history, _max(history, element, columns, [length]), False).load
-    else:
-        amax = lambda index: load([0, *index])  # noqa: E731
+    amax = Amax(history, _max(history, element, columns, [length]), False)
     largest = torch.finfo(dtype).max * 2.0**-margin
 
     def updated(index: Sequence[Any]) -> Any:
-        value = amax(index if columns else [])
+        value = amax.load(index if columns else [])
         quotient = ops.minimum(div_rn(f32(largest), value, device), f32(_FLOAT32_MAX))
         usable = ops.logical_and(ops.gt(value, f32(0.0)), ops.le(value, f32(_FLOAT32_MAX)))
         return ops.where(usable, quotient, load_scale(index))

@@ -36,8 +36,6 @@ def check_update(
     check_same_device("scale", scale, "history", history)
     if history.dim() not in (1, 2):
         raise ValueError(f"`history` must have 1 or 2 dimensions, got {history.dim()}")
-    if history.shape[0] == 0:
-        raise ValueError("`history` must have at least one entry, got none")
     if history.dim() == 1 and scale.numel() != 1:
         raise ValueError(f"`scale` must have one element, got {tuple(scale.shape)}")
     if history.dim() == 2 and (scale.dim() != 1 or scale.shape[0] != history.shape[1]):

@@ -119,9 +119,9 @@ def update_scale(
     history: F32, scale: F32, largest: float, margin: int, algorithm: str
 ) -> tuple[F32, F32]:
     """Next history and scale, column by column; `scale` has as many elements as columns."""
-    columns = history.reshape(len(history), -1)
+    columns = history.reshape(len(history), scale.size)
     moved, updated = np.zeros_like(columns), scale.reshape(-1).copy()
-    for n in range(columns.shape[1]):
+    for n in range(columns.shape[1] if len(columns) else 0):
         last = columns[0, n]
         moved[:, n] = [*columns[1:, n], last]
         moved[0, n] = 0
