@@ -23,6 +23,14 @@ struct Target {
   cudaStream_t stream;
 };
 
+// Whether launch_quantize_rows is to do a whole tensor, as one row: one launch of one block costs
+// less than a fill and more launches.
+inline bool fits_one_block(const QuantizeArgs& args, Float in) {
+  const int64_t bytes = args.cols * (in == Float::f32 ? 4 : 2);
+  // Aligned data of this size stays in the block's registers, other data is read twice.
+  return bytes <= (aligned16(args.x) ? 128 : 16) * 1024;
+}
+
 // One scale a row, in one pass over x.
 void launch_quantize_rows(const QuantizeArgs& args, Float in, Fp8 out, Target target);
 
