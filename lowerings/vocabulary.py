@@ -14,6 +14,7 @@ import torch
 
 from inductor_ext import config
 from inductor_ext._compat import ReductionHint, V, ir, ops
+from inductor_ext._neighbours import comes_from_memory
 from inductor_ext._schedule import MAX_ROW
 
 Expression = Callable[[Sequence[Any]], Any]
@@ -40,15 +41,7 @@ def load_unrounded(x: Any) -> Expression:
 
 
 def _needs_rounding(x: Any) -> bool:
-    return x.get_dtype() != F32 and config.numerics == "exact" and not _comes_from_memory(x)
-
-
-def _comes_from_memory(x: Any) -> bool:
-    """Return whether no producer can be fused into loads of ``x``: an input, an opaque result."""
-    while isinstance(x, (ir.MutableBox, ir.BaseView)):
-        x = x.data
-    opaque = isinstance(x, (ir.ExternKernel, ir.InputBuffer, ir.ConstantBuffer))
-    return opaque and not isinstance(x, ir.TemplateBuffer)
+    return x.get_dtype() != F32 and config.numerics == "exact" and not comes_from_memory(x)
 
 
 def rounded(value: Any, dtype: torch.dtype, device: torch.device) -> Any:

@@ -17,7 +17,7 @@ def _block(x: Tensor, weight: Tensor, codes: Tensor, scale_inv: Tensor) -> Tenso
     q = ixt.quantize(F.rms_norm(x, weight.shape, weight), ixt.FP8())
     y = ixt.scaled_mm(q.codes, codes.t(), q.scale_inv, scale_inv.t())
     current = ixt.quantize(F.silu(y), ixt.FP8(granularity="tensor"))
-    return ixt.dequantize(current.codes, current.scale_inv)
+    return ixt.dequantize(current, ixt.FP8())
 
 
 @pytest.mark.parametrize("enabled", [True, False])

@@ -264,7 +264,7 @@ def test_a_fresh_copy_behaves_like_the_function():
 def test_our_ops_fuse_for_hopper_and_decline_for_ampere():
     def chain(x):
         q = ixt.quantize(F.relu(x), ixt.FP8())
-        return torch.neg(ixt.dequantize(q.codes, q.scale_inv))
+        return torch.neg(ixt.dequantize(q, ixt.FP8()))
 
     x = torch.randn(64, 256, dtype=torch.bfloat16)
     with ixt.config.patch(enabled=True):

@@ -27,7 +27,7 @@ def rms_norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 def norm_quantize_silu(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     q = ixt.quantize(rms_norm(x, w), ROW)
-    return F.silu(ixt.dequantize(q.codes, q.scale_inv))
+    return F.silu(ixt.dequantize(q, ixt.FP8()))
 
 
 def inputs(rows: int = 4096, columns: int = 2048) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,7 +87,7 @@ def test_both_orders_of_import(first: str) -> None:
         ixt.enable()
         def f(x):
             q = ixt.quantize(x * 2, ixt.FP8())
-            return ixt.dequantize(q.codes, q.scale_inv)
+            return ixt.dequantize(q, ixt.FP8())
         torch.compile(f, fullgraph=True)(torch.randn(4, 64))
         print([r.outcome for r in ixt.records()])
     """
@@ -106,7 +106,7 @@ CHAINS: dict[str, tuple[Callable[..., Any], int]] = {
     "static codes": (lambda x, w, s: ixt.quantize(x, TENSOR, s).codes, 1),
     "row": (lambda x, w, s: ixt.quantize(x, ROW)[:2], 1),
     "tensor": (lambda x, w, s: ixt.quantize(x, TENSOR)[:2], 3),
-    "dequantize": (lambda x, w, s: ixt.dequantize(x.to(torch.float8_e5m2), s) + 1, 1),
+    "dequantize": (lambda x, w, s: ixt.dequantize((x.to(torch.float8_e5m2), s), ROW) + 1, 1),
     "rms_norm, static codes": (lambda x, w, s: ixt.quantize(rms_norm(x, w), TENSOR, s).codes, 1),
     "rms_norm, row": (lambda x, w, s: ixt.quantize(rms_norm(x, w), ROW)[:2], 1),
     "rms_norm, tensor": (lambda x, w, s: ixt.quantize(rms_norm(x, w), TENSOR)[:2], 3),
