@@ -7,12 +7,10 @@ docs/nvfp4.md (they follow Transformer Engine's kernels).
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
+from .blocks import as_matrix, block_amax, swizzle, unswizzle
 from .fp8 import FLOAT32_MAX, amax_ignoring_nan, saturate_cast
 from .philox import block_bits
 
@@ -47,22 +45,22 @@ def quantize_nvfp4(
     Returns:
         codes uint8 (*, K/2) or (K, M/2); scales float8_e4m3fn.
     """
-    rows, length = math.prod(x.shape[:-1]), x.shape[-1]
-    v = x.float().reshape(rows, length)
+    v = as_matrix(x.float())
     if transposed:
-        v, rows, length = v.t(), length, rows
+        v = v.t()
+    rows, length = v.shape
     if hadamard:
         v = hadamard_transform(v)
     whole = amax.reshape(()) if amax.numel() == 1 else amax.reshape(rows, 1)
     square = block_m == block_k
     scales, multiplier = _scales(v, whole, square)
-    codes = _codes(v * multiplier.repeat_interleave(BLOCK, 1), int(transposed), rng)
+    codes = _codes(v * multiplier.repeat_interleave(BLOCK, 1), int(transposed), rng).contiguous()
     if layout == "gemm":
         scales = swizzle(_repeat_rows(scales, rows) if square else scales)
     shape = (rows,) if transposed else x.shape[:-1]
     if not square and layout == "plain":
         scales = scales.reshape(*shape, length // BLOCK)
-    return codes.reshape(*shape, length // 2), scales.to(torch.float8_e4m3fn)
+    return codes.reshape(*shape, length // 2), scales.contiguous().to(torch.float8_e4m3fn)
 
 
 def quantize_nvfp4_both(
@@ -82,7 +80,7 @@ def quantize_nvfp4_both(
 
 def amax_hadamard(x: Tensor, transposed: bool) -> Tensor:
     """Return max |t| over the transformed ``x`` (along M when transposed), 0-d fp32."""
-    v = x.float().reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    v = as_matrix(x.float())
     return amax_ignoring_nan(hadamard_transform(v.t() if transposed else v), False)
 
 
@@ -101,7 +99,8 @@ def dequantize_nvfp4(
         codes: (*, K/2) uint8; scales and amax as ``quantize_nvfp4`` gives them for these codes.
         block_m, block_k: (1, 16) or (16, 16).
     """
-    rows, length = math.prod(codes.shape[:-1]), 2 * codes.shape[-1]
+    flat = as_matrix(codes)
+    rows, length = flat.shape[0], 2 * flat.shape[1]
     blocks = length // BLOCK
     s = scales.float()
     if layout == "gemm":
@@ -110,7 +109,6 @@ def dequantize_nvfp4(
         s = _repeat_rows(s, rows)
     whole = amax.reshape(()) if amax.numel() == 1 else amax.reshape(rows, 1)
     f = (s.reshape(rows, blocks) * whole) * (1 / SCALE_RANGE)
-    flat = codes.reshape(rows, length // 2)
     nibbles = torch.stack((flat & 15, flat >> 4), -1).reshape(rows, length)
     magnitude = torch.tensor(_GRID, device=codes.device)[(nibbles & 7).long()]
     value = torch.where(nibbles > 7, -magnitude, magnitude)
@@ -139,23 +137,15 @@ def _scales(v: Tensor, amax: Tensor, square: bool) -> tuple[Tensor, Tensor]:
 
     (rows, length / 16) both; for square blocks the scales are (ceil(rows / 16), length / 16).
     """
-    rows, length = v.shape
     encode = torch.fmin(torch.full_like(amax, SCALE_RANGE) / amax, _limit(amax))
     encode = torch.where((amax == 0) | (encode == 0), 1.0, encode)
     decode = torch.ones_like(encode) / encode
-    if square:
-        height = -(-rows // BLOCK)
-        tiles = pad(v, (0, 0, 0, height * BLOCK - rows))
-        tiles = tiles.reshape(height, BLOCK, length // BLOCK, BLOCK).transpose(1, 2)
-        blocks = tiles.reshape(height, length // BLOCK, BLOCK * BLOCK)
-    else:
-        blocks = v.reshape(rows, length // BLOCK, BLOCK)
-    largest = amax_ignoring_nan(blocks, True).squeeze(-1)
+    largest = block_amax(v, BLOCK if square else 1, BLOCK)
     s = torch.fmin(largest * (encode * SIXTH), _limit(largest))
     s = saturate_cast(s, torch.float8_e4m3fn).float()
     product = s * decode
     multiplier = torch.fmin(torch.ones_like(product) / product, _limit(product))
-    return s, _repeat_rows(multiplier, rows) if square else multiplier
+    return s, _repeat_rows(multiplier, len(v)) if square else multiplier
 
 
 def _limit(like: Tensor) -> Tensor:
@@ -179,21 +169,3 @@ def _codes(v: Tensor, stream: int, rng: Tensor | None) -> Tensor:
     magnitude = torch.stack(tests).sum(0)
     code = torch.where(v.isnan(), 7, magnitude + 8 * v.signbit()).to(torch.uint8)
     return code[:, 0::2] | (code[:, 1::2] << 4)
-
-
-def swizzle(scales: Tensor) -> Tensor:
-    """Return (R, C) scales as cuBLASLt takes them: (round_up(R, 128), round_up(C, 4)), 0 padded.
-
-    Tiles of 128x4 lie in row-block-major order; in a tile the scale of (r, c) is at byte
-    ``(r % 32) * 16 + (r // 32) * 4 + c``.
-    """
-    rows, columns = scales.shape
-    padded = pad(scales, (0, -columns % 4, 0, -rows % 128))
-    tiles = padded.reshape(-(-rows // 128), 4, 32, -(-columns // 4), 4)
-    return tiles.permute(0, 3, 2, 1, 4).reshape(padded.shape)
-
-
-def unswizzle(scales: Tensor, rows: int, columns: int) -> Tensor:
-    """Return the (rows, columns) scales that ``swizzle`` has put into GEMM order."""
-    tiles = scales.reshape(-(-rows // 128), -(-columns // 4), 32, 4, 4)
-    return tiles.permute(0, 3, 2, 1, 4).reshape(scales.shape)[:rows, :columns]

@@ -23,6 +23,16 @@ from ..validation import (
     check_scale,
     check_tensor,
 )
+from ._alone import cuda_kernel_is_faster
+from ._blocks import (
+    LAYOUTS,
+    ceil_div,
+    check_choice,
+    check_has_rows,
+    check_result,
+    matrix_shape,
+    round_up,
+)
 from ._library import define
 from .fp8 import triton_casts_to_fp8
 
@@ -48,7 +58,7 @@ def check_quantize(
             "(`block_m`, `block_k`) must be (1, 16), (16, 1) with transposed=True, or (16, 16), "
             f"got {block} with transposed={transposed}"
         )
-    check_layout(layout)
+    check_choice("layout", layout, LAYOUTS)
     square = block == (BLOCK, BLOCK)
     if hadamard and square:
         raise ValueError("`hadamard` must be False for blocks of 16x16, got True")
@@ -62,23 +72,16 @@ def check_input(x: Tensor) -> None:
     """Raise unless ``x`` is a floating-point tensor of at least one dimension."""
     check_tensor("x", x)
     check_dtype("x", x.dtype, INPUT_DTYPES)
-    if x.dim() == 0:
-        raise ValueError("`x` must have at least one dimension, got 0-d")
-
-
-def check_layout(layout: str) -> None:
-    """Raise ValueError unless ``layout`` names one."""
-    if layout not in ("plain", "gemm"):
-        raise ValueError(f'`layout` must be "plain" or "gemm", got "{layout}"')
+    check_has_rows("x", x)
 
 
 def check_multiple(x: Tensor, transposed: bool) -> None:
     """Raise ValueError unless the axis that is packed is a multiple of 16."""
-    size = math.prod(x.shape[:-1]) if transposed else x.shape[-1]
+    size = matrix_shape(x)[0 if transposed else 1]
     if size % BLOCK == 0:
         return
     what = "rows (the product of all dimensions but the last)" if transposed else "columns"
-    best = -(-size // BLOCK) * BLOCK
+    best = round_up(size, BLOCK)
     raise ValueError(
         f"`x` must have a multiple of {BLOCK} {what}, got {size}; padded with zeros to {best} it "
         "works"
@@ -90,19 +93,15 @@ def check_amax(name: str, amax: Tensor, x: Tensor, transposed: bool, square: boo
     check_tensor(name, amax)
     check_dtype(name, amax.dtype, (torch.float32,))
     check_same_device(name, amax, "x", x)
-    if square:
-        if amax.numel() != 1:
-            raise ValueError(
-                f"`{name}` must have one element for blocks of 16x16, got {tuple(amax.shape)}"
-            )
-    elif not transposed:
+    if not (square or transposed):
         check_scale(name, amax, "x", x)
-    elif not (amax.dim() == 2 and amax.shape[0] == x.shape[-1] and amax.shape[1] == 1):
-        if amax.numel() != 1:
-            raise ValueError(
-                f"`{name}` must have one element or the shape {(x.shape[-1], 1)}, an amax for "
-                f"each column of `x`, got {tuple(amax.shape)}"
-            )
+        return
+    per_column = amax.dim() == 2 and amax.shape[0] == x.shape[-1] and amax.shape[1] == 1
+    if amax.numel() == 1 or (per_column and not square):
+        return
+    other = "" if square else f" or the shape {(x.shape[-1], 1)}, an amax for each column of `x`"
+    why = " for blocks of 16x16" if square else ""
+    raise ValueError(f"`{name}` must have one element{other}{why}, got {tuple(amax.shape)}")
 
 
 def check_rng(rng: Tensor, x: Tensor) -> None:
@@ -125,8 +124,7 @@ def check_dequantize(
     """Raise TypeError or ValueError for arguments that ``dequantize_nvfp4`` does not take."""
     check_tensor("codes", codes)
     check_dtype("codes", codes.dtype, (torch.uint8,))
-    if codes.dim() == 0:
-        raise ValueError("`codes` must have at least one dimension, got 0-d")
+    check_has_rows("codes", codes)
     if codes.shape[-1] % 8 != 0:
         raise ValueError(
             f"`codes` must have a multiple of 8 columns (16 elements), got {codes.shape[-1]}"
@@ -134,31 +132,22 @@ def check_dequantize(
     check_dtype("dtype", dtype, INPUT_DTYPES)
     if block not in ((1, BLOCK), (BLOCK, BLOCK)):
         raise ValueError(f"(`block_m`, `block_k`) must be (1, 16) or (16, 16), got {block}")
-    check_layout(layout)
-    check_tensor("scales", scales)
-    check_dtype("scales", scales.dtype, (_SCALE,))
-    check_same_device("scales", scales, "codes", codes)
+    check_choice("layout", layout, LAYOUTS)
     expected = _scale_shape(codes.shape[:-1], codes.shape[-1] // 8, block[0] == BLOCK, layout)
-    if scales.dim() != len(expected) or scales.shape != expected:
-        raise ValueError(
-            f"`scales` must have the shape {tuple(expected)} for `codes` of "
-            f'{tuple(codes.shape)} in layout "{layout}", got {tuple(scales.shape)}'
-        )
+    check_result("scales", scales, _SCALE, codes, expected)
     check_scale("amax", amax, "codes", codes)
 
 
-def _scale_shape(
-    outer: tuple[int, ...] | torch.Size, blocks: int, square: bool, layout: str
-) -> torch.Size:
+def _scale_shape(outer: tuple[int, ...], blocks: int, square: bool, layout: str) -> tuple[int, ...]:
     rows = math.prod(outer)
     if layout == "gemm":
-        return torch.Size(((rows + 127) // 128 * 128, (blocks + 3) // 4 * 4))
-    return torch.Size(((rows + 15) // 16, blocks) if square else (*outer, blocks))
+        return round_up(rows, 128), round_up(blocks, 4)
+    return (ceil_div(rows, BLOCK), blocks) if square else (*outer, blocks)
 
 
 def _results(x: Tensor, square: bool, transposed: bool, layout: str) -> tuple[Tensor, Tensor]:
-    outer = (x.shape[-1],) if transposed else x.shape[:-1]
-    length = math.prod(x.shape[:-1]) if transposed else x.shape[-1]
+    rows, columns = matrix_shape(x)
+    outer, length = ((columns,), rows) if transposed else (x.shape[:-1], columns)
     shape = _scale_shape(outer, length // BLOCK, square, layout)
     codes = torch.empty((*outer, length // 2), dtype=torch.uint8, device=x.device)
     return codes, torch.empty(shape, dtype=_SCALE, device=x.device)
@@ -282,6 +271,7 @@ register(
     lowering=_LOWERINGS + "quantize_nvfp4",
     autograd=None,
     supports=triton_casts_to_fp8,
+    kernel_alone=cuda_kernel_is_faster,
     inputs=_inputs_quantize,
 )
 register(
@@ -290,6 +280,7 @@ register(
     lowering=_LOWERINGS + "quantize_nvfp4_both",
     autograd=None,
     supports=triton_casts_to_fp8,
+    kernel_alone=cuda_kernel_is_faster,
     inputs=_inputs_both,
 )
 register(
@@ -298,6 +289,7 @@ register(
     lowering=_LOWERINGS + "amax_hadamard",
     autograd=None,
     supports=triton_casts_to_fp8,
+    kernel_alone=cuda_kernel_is_faster,
     inputs=_inputs_amax,
 )
 register(
@@ -306,5 +298,6 @@ register(
     lowering=_LOWERINGS + "dequantize_nvfp4",
     autograd=None,
     supports=triton_casts_to_fp8,
+    kernel_alone=cuda_kernel_is_faster,
     inputs=_inputs_dequantize,
 )
