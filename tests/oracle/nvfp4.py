@@ -141,7 +141,7 @@ def dequantize(
     codes: U8, scales: U8, amax: F32, square: bool, dtype: str
 ) -> NDArray[np.unsignedinteger]:
     """Bits of the values of plain codes and scales."""
-    nibbles = np.stack((codes & 15, codes >> 4), -1).reshape(len(codes), -1)
+    nibbles = np.stack((codes & 15, codes >> 4), -1).reshape(len(codes), 2 * codes.shape[1])
     value = E2M1.decode(nibbles)
     with np.errstate(all="ignore"):
         s = E4M3.decode(scales)
