@@ -34,6 +34,8 @@ SYMBOLS: dict[str, str] = {
     "ir": "torch._inductor.ir",
     "ops": "torch._inductor.virtualized:ops",
     "V": "torch._inductor.virtualized:V",
+    "FloorDiv": "torch.utils._sympy.functions:FloorDiv",
+    "ModularIndexing": "torch.utils._sympy.functions:ModularIndexing",
     # Decomposition table; its copy is cached and must be dropped after a change.
     "decompositions": "torch._inductor.decomposition:decompositions",
     "fast_random_decomps": "torch._inductor.decomposition:fast_random_decomps",

@@ -182,7 +182,7 @@ dequantize_fp8_block = define(
 def _tensors(device: torch.device) -> Iterator[tuple[Tensor, torch.dtype]]:
     """Yield inputs of several shapes, ragged ends among them, with a target."""
     generator = torch.Generator(device=device).manual_seed(0)
-    for number, shape in enumerate(((3, 128), (70, 33), (2, 3, 200))):
+    for number, shape in enumerate(((3, 160), (70, 33), (2, 3, 520))):
         for place, dtype in enumerate(INPUT_DTYPES):
             x = torch.randn(shape, generator=generator, device=device).to(dtype)
             yield x, FP8_DTYPES[(number + place) % 2]
