@@ -77,6 +77,7 @@ SYMBOLS: dict[str, str] = {
     "FakeTensor": "torch._subclasses.fake_tensor:FakeTensor",
     "ShapeEnv": "torch.fx.experimental.symbolic_shapes:ShapeEnv",
     # The parity harness (inductor_ext.testing).
+    "dispatch_has_kernel": "torch._C:_dispatch_has_kernel_for_dispatch_key",
     "FakeTensorMode": "torch._subclasses.fake_tensor:FakeTensorMode",
     "fx_config": "torch.fx.experimental._config",
 }

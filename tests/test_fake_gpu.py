@@ -44,7 +44,12 @@ def test_an_unknown_target_is_named(target):
 
 
 def test_source_and_ptx_for_each_target_in_one_process():
-    for target, name in (("sm_90", "sm_90a"), ("sm_80", "sm_80"), ("sm_120", "sm_120a")):
+    for target, name in (
+        ("sm_90", "sm_90a"),
+        ("sm_80", "sm_80"),
+        ("sm_89", "sm_89"),
+        ("sm_120", "sm_120a"),
+    ):
         (graph,) = fake_gpu.capture(gelu_rows, (torch.randn(8, 64),), target, asm=True)
         assert graph.kind == "inference"
         assert graph.externs == ()
