@@ -1,0 +1,1 @@
+"""NVFP4 as Inductor IR."""
