@@ -40,10 +40,10 @@ def load_unrounded(x: Any) -> Expression:
 
 
 def _needs_rounding(x: Any) -> bool:
-    return x.get_dtype() != F32 and config.numerics == "exact" and not _comes_from_memory(x)
+    return x.get_dtype() != F32 and config.numerics == "exact" and not comes_from_memory(x)
 
 
-def _comes_from_memory(x: Any) -> bool:
+def comes_from_memory(x: Any) -> bool:
     """Return whether no producer can be fused into loads of ``x``: an input, an opaque result."""
     while isinstance(x, (ir.MutableBox, ir.BaseView)):
         x = x.data
