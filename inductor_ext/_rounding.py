@@ -25,16 +25,18 @@ from . import _compat
 
 _NARROW = (torch.bfloat16, torch.float16)
 
-# Ops that hand on elements of their inputs, negated or chosen by their order: a rounding after such
-# an op is as good as one before it.
+# Ops that hand on elements of their inputs, or those negated: a rounding after such an op is as
+# good as one before it.
 _SELECTING = frozenset(
     f"aten::{name}"
     for name in (
-        "_unsafe_view", "abs", "amax", "amin", "cat", "clone", "embedding", "flip", "gather",
-        "index", "index_select", "maximum", "minimum", "neg", "relu", "repeat", "select_scatter",
-        "slice_scatter", "where",
+        "_unsafe_view", "abs", "cat", "clone", "embedding", "flip", "gather", "index",
+        "index_select", "neg", "repeat", "select_scatter", "slice_scatter", "where",
     )
 )  # fmt: skip
+# Ops whose result needs no rounding, but whose inputs do: which of -0.0 and 0.0 comes out depends
+# on what has underflowed before.
+_CHOOSING = frozenset(f"aten::{name}" for name in ("amax", "amin", "maximum", "minimum", "relu"))
 _CONSTANTS = frozenset(("aten::full", "aten::full_like", "aten::scalar_tensor"))
 
 
@@ -76,11 +78,13 @@ def insert_roundings(graph: Graph, is_ours: Callable[[Any], bool]) -> int:
             continue
         if isinstance(node.meta.get("val"), torch.Tensor) and not _is_narrow(node):
             continue  # wider, an integer or a truth value: no rounding to make up for
-        if _is_exact_constant(node):
+        if _is_exact_constant(node) or _schema_name(node) in _CHOOSING:
             continue
         unrounded.add(node)
+        if not _is_narrow(node):  # several results; each is a node of its own
+            continue
         users = [u for u in node.users if u in fused and not _rounds_later(u, node)]
-        if users and _is_narrow(node):
+        if users:
             _round(graph, node, users)
             count += 1
     return count
@@ -99,17 +103,17 @@ def _fused_into(graph: Graph, is_ours: Callable[[Any], bool]) -> set[Node]:
 
 
 def _selects(node: Node) -> bool:
+    """Return whether the node hands on elements of its inputs: it is a view, or one of the list."""
     target = node.target
-    if target is operator.getitem:
+    if target is operator.getitem or _schema_name(node) in _SELECTING:
         return True
-    if not isinstance(target, OpOverload):
-        return False
-    schema = target._schema
-    return schema.name in _SELECTING or any(out.alias_info is not None for out in schema.returns)
+    return isinstance(target, OpOverload) and any(
+        out.alias_info is not None for out in target._schema.returns
+    )
 
 
 def _rounds_later(user: Node, node: Node) -> bool:
-    """Return whether ``user`` hands on the value of ``node`` in its dtype, and may round it then."""
+    """Return whether ``user`` hands on what ``node`` computed, so that it can be rounded then."""
     value = user.meta.get("val")
     return _selects(user) and (
         not isinstance(value, torch.Tensor) or value.dtype == node.meta["val"].dtype
@@ -124,9 +128,13 @@ def _computes(node: Node) -> bool:
     return (
         torch.Tag.pointwise in target.tags
         or torch.Tag.reduction in target.tags
-        or target._schema.name in _CONSTANTS
-        or target._schema.name == "aten::constant_pad_nd"
+        or _schema_name(node) in _CONSTANTS
+        or _schema_name(node) == "aten::constant_pad_nd"
     )
+
+
+def _schema_name(node: Node) -> str:
+    return str(node.target._schema.name) if isinstance(node.target, OpOverload) else ""
 
 
 def _is_narrow(node: Node) -> bool:
@@ -136,9 +144,10 @@ def _is_narrow(node: Node) -> bool:
 
 def _is_exact_constant(node: Node) -> bool:
     """Return whether the node fills a tensor with a number that its dtype has."""
-    if not isinstance(node.target, OpOverload) or node.target._schema.name not in _CONSTANTS:
+    name = _schema_name(node)
+    if name not in _CONSTANTS:
         return False
-    number = node.args[0] if node.target._schema.name == "aten::scalar_tensor" else node.args[1]
+    number = node.args[0 if name == "aten::scalar_tensor" else 1]
     if not isinstance(number, (int, float)):
         return False
     there = torch.tensor(number, dtype=node.meta["val"].dtype).item()

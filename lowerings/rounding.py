@@ -15,5 +15,8 @@ def round_to_dtype(x: Any) -> Any:
         return x
     load, dtype, device = load_unrounded(x), x.get_dtype(), x.get_device()
     return pointwise(
-        x, dtype, x.get_size(), lambda index: ops.to_dtype(rounded(load(index), dtype, device), dtype)
+        x,
+        dtype,
+        x.get_size(),
+        lambda index: ops.to_dtype(rounded(load(index), dtype, device), dtype),
     )
