@@ -61,6 +61,7 @@ SYMBOLS: dict[str, str] = {
     "GraphLowering": "torch._inductor.graph:GraphLowering",
     "PyCodeCache": "torch._inductor.codecache:PyCodeCache",
     "compile_fx": "torch._inductor.compile_fx:compile_fx",
+    "compile_fx_module": "torch._inductor.compile_fx",
     "joint_graph": "torch._inductor.fx_passes.joint_graph",
     "inductor_debug": "torch._inductor.debug",
     "codegen_cpp": "torch._inductor.codegen.cpp",

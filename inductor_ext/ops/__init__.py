@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from . import amax, fp8, fp8_block, fp8_both, int4, int8, mxfp8, nvfp4, scaled_mm, scaling
+from . import (
+    amax,
+    fp8,
+    fp8_block,
+    fp8_both,
+    int4,
+    int8,
+    mxfp8,
+    nvfp4,
+    rounding,
+    scaled_mm,
+    scaling,
+)
 
 __all__ = [
-    "amax", "fp8", "fp8_block", "fp8_both", "int4", "int8", "mxfp8", "nvfp4", "scaled_mm",
-    "scaling",
+    "amax", "fp8", "fp8_block", "fp8_both", "int4", "int8", "mxfp8", "nvfp4", "rounding",
+    "scaled_mm", "scaling",
 ]  # fmt: skip
