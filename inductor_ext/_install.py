@@ -151,6 +151,9 @@ def _install_globals() -> None:
     _global_entries.append(wrap_persistent_choice(_is_lowered))
     _global_entries.append(_install_rounding())
     _global_entries.append(wrap_joint_passes(_is_lowered))
+    from ._pairs import wrap_post_passes  # needs the ops, which import this module
+
+    _global_entries.append(wrap_post_passes())
 
 
 def _install_rounding() -> Callable[[], None]:
