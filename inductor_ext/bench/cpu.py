@@ -177,6 +177,7 @@ def run(arguments: argparse.Namespace) -> int:
                 continue
             row = measure(case, arguments.rounds, arguments.seconds)
             measured.append(row)
+            console.print(f"  {row.case}: {row.ours:.2f} ms", style="dim")
             table.add_row(row.case, f"{row.ours:.2f}", *map(partial(_cell, row), RIVALS))
     console.print(table)
     console.print(f"a copy of the input: {copy:.2f} ms; (x times ours)")
