@@ -5,7 +5,7 @@ Amax and codes both walk over pairs of elements, so that one kernel can do both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,8 +14,10 @@ from inductor_ext._compat import FloorDiv, ModularIndexing, ops
 
 from .int8 import result
 from .integers import (
+    GroupExpression,
     clamped,
     max_of_groups,
+    of_groups,
     positive_part,
     rounded_quotient,
     scale_for,
@@ -71,10 +73,9 @@ def dequantize_int4(codes: Any, scale: Any, zero: Any, group: int, dtype: torch.
     load, factor = codes.make_loader(), scale.make_loader()
     device, (*rows, width) = codes.get_device(), codes.get_size()
 
-    def element(index: Sequence[Any]) -> Any:
-        column = index[-1]
-        own = [*index[:-1], FloorDiv(column, group)]
-        byte = ops.to_dtype(load([*index[:-1], FloorDiv(column, 2)]), torch.int32)
+    def element(index: Sequence[Any], own: Sequence[Any]) -> Any:
+        *row, column = index
+        byte = ops.to_dtype(load([*row, FloorDiv(column, 2)]), torch.int32)
         shift = ops.index_expr(4 * ModularIndexing(column, 1, 2), torch.int32)
         nibble = ops.bitwise_and(ops.bitwise_right_shift(byte, shift), i32(15))
         if zero is None:  # two's complement: flip the sign bit, then take its weight away
@@ -83,24 +84,23 @@ def dequantize_int4(codes: Any, scale: Any, zero: Any, group: int, dtype: torch.
             number = ops.sub(nibble, ops.to_dtype(zero.make_loader()(own), torch.int32))
         return result(ops.mul(ops.to_dtype(number, F32), factor(own)), dtype, device)
 
-    return pointwise(codes, dtype, [*rows, 2 * width], element)
+    return of_groups(codes, dtype, [*rows, 2 * width], group, element)
 
 
 def _negative_part(value: Any, device: torch.device) -> Any:
     return positive_part(ops.sub(f32(0.0), value), device)
 
 
-def _packed(x: Any, group: int, code: Callable[[Sequence[Any], Sequence[Any]], Any]) -> Any:
-    """Return two codes a byte; ``code(index, own)`` is an element's, ``own`` its group's index."""
+def _packed(x: Any, group: int, code: GroupExpression) -> Any:
+    """Return two codes a byte."""
     *rows, columns = x.get_size()
 
-    def byte(index: Sequence[Any]) -> Any:
-        own = [*index[:-1], FloorDiv(index[-1], group // 2)]
-        low, high = (
-            ops.to_dtype(code([*index[:-1], 2 * index[-1] + i], own), torch.int32) for i in (0, 1)
-        )
+    def byte(index: Sequence[Any], own: Sequence[Any]) -> Any:
+        *row, pair = index
+        low = ops.to_dtype(code([*row, 2 * pair], own), torch.int32)
+        high = ops.to_dtype(code([*row, 2 * pair + 1], own), torch.int32)
         low = ops.bitwise_and(low, i32(15))
         high = ops.bitwise_and(ops.bitwise_left_shift(high, i32(4)), i32(240))
         return ops.to_dtype(ops.bitwise_or(low, high), torch.uint8)
 
-    return pointwise(x, torch.uint8, [*rows, FloorDiv(columns, 2)], byte)
+    return of_groups(x, torch.uint8, [*rows, FloorDiv(columns, 2)], group // 2, byte)

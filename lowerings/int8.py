@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,9 +11,10 @@ from inductor_ext import config
 from inductor_ext._compat import ops
 
 from .integers import (
+    GroupExpression,
     clamped,
-    group_of,
     max_of_groups,
+    of_groups,
     rounded_quotient,
     scale_for,
     source_of_codes,
@@ -37,38 +38,40 @@ _MAX = 127
 def quantize_int8_tensor(x: Any) -> tuple[Any, Any]:
     """Lower ``inductor_ext::quantize_int8_tensor``."""
     value = source_of_codes(x)
-    return _quantize(x, value, amax_of_all(x, with_codes=False), lambda index: [])
+    code, scale = _codes(x, value, amax_of_all(x, with_codes=False))
+    return pointwise(x, torch.int8, x.get_size(), lambda index: code(index, [])), scale
 
 
 def quantize_int8_row(x: Any) -> tuple[Any, Any]:
     """Lower ``inductor_ext::quantize_int8_row``."""
     value = source_of_codes(x)
     amax = amax_of_rows(x, with_codes=x.get_device().type != "cpu")
-    return _quantize(x, value, amax, lambda index: [*index[:-1], 0])
+    code, scale = _codes(x, value, amax)
+    element = lambda index: code(index, [*index[:-1], 0])  # noqa: E731
+    return pointwise(x, torch.int8, x.get_size(), element), scale
 
 
 def quantize_int8_group(x: Any, group: int) -> tuple[Any, Any]:
     """Lower ``inductor_ext::quantize_int8_group``."""
     value = source_of_codes(x)
-    amax = max_of_groups(x, group, abs_ignoring_nan)
-    return _quantize(x, value, amax, lambda index: group_of(index, group, x.get_size()[-1]))
+    code, scale = _codes(x, value, max_of_groups(x, group, abs_ignoring_nan))
+    return of_groups(x, torch.int8, x.get_size(), group, code), scale
 
 
 def dequantize_int8(codes: Any, scale: Any, group: int, dtype: torch.dtype) -> Any:
     """Lower ``inductor_ext::dequantize_int8``; rounded even where the result is fused away."""
-    load, factor = codes.make_loader(), scale.make_loader()
-    whole = not group and all(known_equal(size, 1) for size in scale.get_size())
+    load, factor, size = codes.make_loader(), scale.make_loader(), codes.get_size()
 
-    def element(index: Sequence[Any]) -> Any:
-        if whole:
-            where = [0] * len(scale.get_size())
-        else:
-            columns = codes.get_size()[-1]
-            where = group_of(index, group, columns) if group else [*index[:-1], 0]
-        product = ops.mul(ops.to_dtype(load(index), F32), factor(where))
+    def element(index: Sequence[Any], own: Sequence[Any]) -> Any:
+        product = ops.mul(ops.to_dtype(load(index), F32), factor(own))
         return result(product, dtype, codes.get_device())
 
-    return pointwise(codes, dtype, codes.get_size(), element)
+    if group:
+        return of_groups(codes, dtype, size, group, element)
+    if all(known_equal(extent, 1) for extent in scale.get_size()):
+        first = [0] * len(scale.get_size())
+        return pointwise(codes, dtype, size, lambda index: element(index, first))
+    return pointwise(codes, dtype, size, lambda index: element(index, [*index[:-1], 0]))
 
 
 def result(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
@@ -78,9 +81,8 @@ def result(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
     return ops.to_dtype(rounded(value, dtype, device), dtype)
 
 
-def _quantize(
-    x: Any, value: Expression, amax: Amax, scale_at: Callable[[Sequence[Any]], list[Any]]
-) -> tuple[Any, Any]:
+def _codes(x: Any, value: Expression, amax: Amax) -> tuple[GroupExpression, Any]:
+    """Return the code of an element, given its scale's index too, and the scales."""
     device = x.get_device()
 
     def scale_of(index: Sequence[Any]) -> Any:
@@ -89,8 +91,8 @@ def _quantize(
     scale = stored(pointwise(x, F32, amax.get_size(), scale_of))
     load_scale = scale.make_loader()
 
-    def code(index: Sequence[Any]) -> Any:
-        quotient = rounded_quotient(value(index), load_scale(scale_at(index)), device)
+    def code(index: Sequence[Any], own: Sequence[Any]) -> Any:
+        quotient = rounded_quotient(value(index), load_scale(own), device)
         return ops.to_dtype(clamped(quotient, -_MAX, _MAX), torch.int8)
 
-    return pointwise(x, torch.int8, x.get_size(), code), scale
+    return code, scale

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from inductor_ext._compat import FloorDiv, V, ops
+from inductor_ext._compat import FloorDiv, V, ir, ops
 
 from .vocabulary import (
     F32,
@@ -29,6 +29,7 @@ from .vocabulary import (
 _FLOAT32_MAX = torch.finfo(F32).max
 _SMALLEST_SCALE = 2.0**-126
 
+GroupExpression = Callable[[Sequence[Any], Sequence[Any]], Any]
 Magnitude = Callable[[Any, torch.device], Any]
 """From an element to a number of at least 0 that is not NaN."""
 
@@ -64,10 +65,31 @@ def positive_part(value: Any, device: torch.device) -> Any:
     return ops.where(ops.gt(value, f32(0.0)), value, f32(0.0))
 
 
-def group_of(index: Sequence[Any], group: int, columns: Any) -> list[Any]:
-    """Return the index of the group that an element of a row of ``columns`` belongs to."""
+def of_groups(
+    x: Any, dtype: torch.dtype, size: Sequence[Any], group: int, element: GroupExpression
+) -> Any:
+    """Return a tensor of ``size``, element by element.
+
+    Args:
+        group: how many neighbours of a row share a scale.
+        element: from an element's index and its group's index to the element's value.
+    """
+    *rows, columns = size
+    if x.get_device().type != "cpu" or not divides(group, columns):
+        return pointwise(x, dtype, size, lambda index: element(index, _group_of(index, group, x)))
+
+    # A loop over groups, and a loop over a group's elements: no division for the C++ back end.
+    def inner(index: Sequence[Any]) -> Any:
+        *own, place = index
+        return element([*own[:-1], own[-1] * group + place], own)
+
+    made = pointwise(x, dtype, [*rows, FloorDiv(columns, group), group], inner)
+    return ir.TensorBox(ir.View.create(made.data, list(size)))
+
+
+def _group_of(index: Sequence[Any], group: int, x: Any) -> list[Any]:
     *row, column = index
-    if divides(group, columns):
+    if x.get_device().type != "cpu":
         return [*row, FloorDiv(column, group)]
     # The same number. The C++ back end splits a loop with ``column // group`` in it into whole
     # groups and drops what is left over (torch 2.11's cpp.py, try_loop_split).

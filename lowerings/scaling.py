@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from inductor_ext._compat import ModularIndexing, ops
+from inductor_ext._compat import ops
 
 from .integers import positive_part
 from .vocabulary import F32, Amax, _max, _ordered, div_rn, f32, known_equal, pointwise
@@ -30,7 +30,9 @@ def update_fp8_scale(
 
     def moved(index: Sequence[Any]) -> Any:
         entry, *column = index
-        value = load([ModularIndexing(entry + 1, 1, length), *column])
+        inner = ops.lt(ops.index_expr(entry + 1, torch.int64), ops.index_expr(length, torch.int64))
+        value = ops.masked(inner, lambda: load([entry + 1, *column]), 0.0)
+        value = ops.where(inner, value, load([0, *column]))
         return ops.where(is_first(entry), f32(0.0), value)
 
     def element(index: Sequence[Any], reduction: Sequence[Any]) -> Any:

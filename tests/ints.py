@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +68,17 @@ class Call:
             same_device=False,
         )
         assert all(r.is_contiguous() for r in results)
+
+
+def own(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments in storages of their own, with the same strides: to be written to."""
+
+    def copy(t: Tensor) -> Tensor:
+        room = t.untyped_storage().clone()
+        empty = torch.empty(0, dtype=t.dtype, device=t.device)
+        return empty.set_(room, t.storage_offset(), t.shape, t.stride())
+
+    return tuple(copy(a) if isinstance(a, Tensor) else a for a in args)
 
 
 def run(call: Call, device: str) -> None:
@@ -188,6 +199,3 @@ def extreme_scales(count: int, seed: int = 0) -> Tensor:
     extremes = cases.floats(torch.stack(cases.scales()))
     values[::5] = extremes[np.arange(len(values[::5])) % len(extremes)]
     return cases.f32(values)
-
-
-Calls = Callable[[Tensor, str], Iterator[Call]]

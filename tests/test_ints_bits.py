@@ -170,7 +170,7 @@ scaling_algorithms = ("max", "most_recent")
 def test_update_fp8_scale(device: str) -> None:
     for call in _updates():
         ints.run(call, device)
-        args = call.on(device)
+        args = ints.own(call.on(device))
         assert ixt.ops.scaling.update_fp8_scale_(*args) is None
         call.check(tuple(a.clone(memory_format=torch.contiguous_format) for a in args[:2]), f"in place, {device}")
 
@@ -306,7 +306,7 @@ def test_compiled_update(plugin: None, device: str) -> None:
         _check_compiled(_compile([call], dynamic=False), [call], device)
         _require_lowered()
         registry.clear_records()
-        args = call.on(device)
+        args = ints.own(call.on(device))
         options = args[2:]
 
         def in_place(h: Tensor, s: Tensor, options: Any = options) -> Tensor:

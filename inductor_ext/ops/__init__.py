@@ -9,6 +9,7 @@ from . import (
     fp8_both,
     int4,
     int8,
+    modes,
     mxfp8,
     nvfp4,
     rounding,
@@ -17,6 +18,6 @@ from . import (
 )
 
 __all__ = [
-    "amax", "fp8", "fp8_block", "fp8_both", "int4", "int8", "mxfp8", "nvfp4", "rounding",
-    "scaled_mm", "scaling",
+    "amax", "fp8", "fp8_block", "fp8_both", "int4", "int8", "modes", "mxfp8", "nvfp4",
+    "rounding", "scaled_mm", "scaling",
 ]  # fmt: skip

@@ -8,63 +8,62 @@ namespace ixt {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kChunk = 8;
 constexpr int kUnroll = 4;
 
+// The codes of a 16-byte vector of floats, N of them, begin at nibble 0.
 template <typename T>
-__device__ __forceinline__ void store_eight(T* y, const float (&v)[kChunk]) {
-  constexpr int W = kChunk * sizeof(T) / 4;
-  uint32_t words[W];
+__device__ __forceinline__ uint32_t load_codes(const uint8_t* __restrict__ q, int64_t at,
+                                               bool aligned) {
+  constexpr int bytes = kVector<T> / 2;
+  if (aligned) return __ldg(reinterpret_cast<const Raw<bytes>*>(q) + at);
+  uint32_t codes = 0;
 #pragma unroll
-  for (int i = 0; i < W; ++i) {
-    words[i] = sizeof(T) == 4 ? __float_as_uint(v[i]) : pack_pair<T>(v[2 * i % 8], v[(2 * i + 1) % 8]);
-  }
-#pragma unroll
-  for (int part = 0; part < W / 4; ++part) {
-    Raw<16> raw;
-    memcpy(&raw, words + 4 * part, 16);
-    reinterpret_cast<Raw<16>*>(y)[part] = raw;
-  }
+  for (int i = 0; i < bytes; ++i) codes |= static_cast<uint32_t>(q[bytes * at + i]) << (8 * i);
+  return codes;
 }
 
-// Eight elements a chunk, `1 << shift` chunks a group.
+// `1 << shift` vectors a group.
 template <typename T, bool Symmetric>
 __global__ void __launch_bounds__(kThreads)
     dequantize_int4(const uint8_t* __restrict__ q, const float* __restrict__ scale,
-                    const uint8_t* __restrict__ zero, T* __restrict__ y, int64_t chunks, int shift,
-                    bool aligned) {
+                    const uint8_t* __restrict__ zero, T* __restrict__ y, int64_t vectors,
+                    int shift, bool aligned) {
+  constexpr int N = kVector<T>;
+  constexpr int per_word = sizeof(T) == 4 ? 1 : 2;
   const int64_t first = blockIdx.x * int64_t{kThreads * kUnroll} + threadIdx.x;
   uint32_t codes[kUnroll];
   float scales[kUnroll];
   float offsets[kUnroll];
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
-    const int64_t chunk = first + u * kThreads;
-    if (chunk >= chunks) continue;
-    if (aligned) {
-      codes[u] = __ldg(reinterpret_cast<const uint32_t*>(q) + chunk);
-    } else {
-      const uint8_t* p = q + 4 * chunk;
-      codes[u] = p[0] | p[1] << 8 | p[2] << 16 | static_cast<uint32_t>(p[3]) << 24;
-    }
-    scales[u] = __ldg(scale + (chunk >> shift));
+    const int64_t at = first + u * kThreads;
+    if (at >= vectors) continue;
+    codes[u] = load_codes<T>(q, at, aligned);
+    scales[u] = __ldg(scale + (at >> shift));
     // The integer sits in the mantissa of 2^23.
-    offsets[u] = 8388608.0f + (Symmetric ? 8.0f : static_cast<float>(__ldg(zero + (chunk >> shift))));
+    offsets[u] = 8388608.0f + (Symmetric ? 8.0f : static_cast<float>(__ldg(zero + (at >> shift))));
   }
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
-    const int64_t chunk = first + u * kThreads;
-    if (chunk >= chunks) continue;
+    const int64_t at = first + u * kThreads;
+    if (at >= vectors) continue;
     // Two's complement: flip the sign bit, then take its weight away.
     const uint32_t word = Symmetric ? codes[u] ^ 0x88888888u : codes[u];
-    float v[kChunk];
+    float v[N];
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) {
+    for (int i = 0; i < N; ++i) {
       const uint32_t nibble = (word >> (4 * i)) & 15u;
       const float number = __fsub_rn(__uint_as_float(nibble | 0x4B000000u), offsets[u]);
       v[i] = __fmul_rn(number, scales[u]);
     }
-    store_eight(y + kChunk * chunk, v);
+    uint32_t out[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      out[i] = pack_pair<T>(v[per_word * i], v[per_word * i + per_word - 1]);
+    }
+    Raw<16> raw;
+    memcpy(&raw, out, 16);
+    reinterpret_cast<Raw<16>*>(y)[at] = raw;
   }
 }
 
@@ -91,15 +90,16 @@ __global__ void __launch_bounds__(kThreads)
 void launch_dequantize_int4(const uint8_t* q, const float* scale, const uint8_t* zero, void* y,
                             int64_t n, int group, Float out, Target target) {
   if (n == 0) return;
-  const int64_t chunks = n / kChunk;
-  constexpr int64_t tile = kThreads * kUnroll;
-  int shift = 0;
-  while (kChunk << shift < group) ++shift;
   with_type<bf16, f16>(out, [&](auto t) {
     using T = decltype(t);
+    constexpr int N = kVector<T>;
+    constexpr int64_t tile = kThreads * kUnroll;
+    const int64_t vectors = n / N;
+    int shift = 0;
+    while (N << shift < group) ++shift;
     const auto kernel = zero ? dequantize_int4<T, false> : dequantize_int4<T, true>;
-    launch(kernel, (chunks + tile - 1) / tile, kThreads, target.stream, false, q, scale, zero,
-           static_cast<T*>(y), chunks, shift, reinterpret_cast<uintptr_t>(q) % 4 == 0);
+    launch(kernel, (vectors + tile - 1) / tile, kThreads, target.stream, false, q, scale, zero,
+           static_cast<T*>(y), vectors, shift, reinterpret_cast<uintptr_t>(q) % (N / 2) == 0);
   });
 }
 

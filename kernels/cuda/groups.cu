@@ -1,6 +1,6 @@
 // INT8 and INT4 with one scale a group of 32 to 256 elements of a row.
 //
-// A thread takes chunks of 8 elements, the lanes of a group reduce by shuffles, and the chunk stays
+// A thread takes chunks of 16 elements, the lanes of a group reduce by shuffles, and the chunk stays
 // in registers between scale and codes. Where chunks are not aligned or a row ends within a group,
 // a warp takes a group, element by element.
 #include "int_device.cuh"
@@ -10,15 +10,16 @@ namespace ixt {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kChunk = 8;
+constexpr int kChunk = 16;
 constexpr float kInt4Max = 7.0f;
 
 template <typename T>
-constexpr int kUnroll = sizeof(T) == 4 ? 2 : 4;  // chunks a thread: 64 bytes in flight
+constexpr int kUnroll = sizeof(T) == 4 ? 1 : 2;  // chunks a thread: 64 bytes in flight
 
 __device__ __forceinline__ float group_max(float value, int lanes) {
-  for (int step = lanes / 2; step > 0; step /= 2) {
-    value = fmaxf(value, __shfl_xor_sync(0xFFFFFFFFu, value, step));
+#pragma unroll
+  for (int step = kWarp / 2; step > 0; step /= 2) {
+    if (step < lanes) value = fmaxf(value, __shfl_xor_sync(0xFFFFFFFFu, value, step));
   }
   return value;
 }
@@ -41,11 +42,14 @@ __device__ __forceinline__ GroupScale group_scale(const float (&v)[N], int lanes
   }
   above = group_max(above, lanes);
   if constexpr (C == Codes::int4_asymmetric) {
-    const Extent extent{group_max(below, lanes), above};
-    const float scale = asymmetric_scale(extent);
-    return {scale, asymmetric_zero(extent, scale)};
+    below = group_max(below, lanes);
+    const float scale = int_scale<15>(above + below);
+    bool safe = true;
+    const float shifted = Reciprocal(scale).round(below, safe);
+    const int32_t zero = min(__float_as_int(shifted) - kRounderBits, 15);
+    return {scale, safe ? zero : asymmetric_zero({below, above}, scale)};
   } else {
-    return {int_scale(above, C == Codes::int8 ? kInt8Max : kInt4Max), 0};
+    return {C == Codes::int8 ? int_scale<127>(above) : int_scale<7>(above), 0};
   }
 }
 
@@ -63,13 +67,13 @@ static_assert(kRounderSum == static_cast<uint32_t>(kRounderBits) * 0x11111111u);
 
 // Eight codes in nibbles, the first in the lowest one.
 template <Codes C>
-__device__ __forceinline__ uint32_t encode_int4(const float (&v)[kChunk], const GroupScale& g) {
+__device__ __forceinline__ uint32_t encode_eight(const float* v, const GroupScale& g) {
   const Reciprocal by(g.scale);
   const float top = kRounder + static_cast<float>(15 - g.zero);
   bool safe = true;
   uint32_t sum = 0;
 #pragma unroll
-  for (int i = kChunk - 1; i >= 0; --i) {
+  for (int i = 7; i >= 0; --i) {
     float shifted = by.round(v[i], safe);
     if (C == Codes::int4_asymmetric) shifted = fminf(shifted, top);
     sum = sum * 16u + __float_as_uint(shifted);
@@ -84,7 +88,7 @@ __device__ __forceinline__ uint32_t encode_int4(const float (&v)[kChunk], const 
   if (!safe) {
     word = 0;
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) {
+    for (int i = 0; i < 8; ++i) {
       word |= (static_cast<uint32_t>(exact_code<C>(v[i], g)) & 15u) << (4 * i);
     }
   }
@@ -95,10 +99,11 @@ template <Codes C>
 __device__ __forceinline__ void store_chunk(const GroupArgs& a, int64_t chunk,
                                             const float (&v)[kChunk], const GroupScale& g) {
   if constexpr (C == Codes::int8) {
-    const uint2 codes{encode_four<Int8>(v, g.scale), encode_four<Int8>(v + 4, g.scale)};
-    reinterpret_cast<uint2*>(a.q)[chunk] = codes;
+    reinterpret_cast<uint4*>(a.q)[chunk] = {
+        encode_four<Int8>(v, g.scale), encode_four<Int8>(v + 4, g.scale),
+        encode_four<Int8>(v + 8, g.scale), encode_four<Int8>(v + 12, g.scale)};
   } else {
-    reinterpret_cast<uint32_t*>(a.q)[chunk] = encode_int4<C>(v, g);
+    reinterpret_cast<uint2*>(a.q)[chunk] = {encode_eight<C>(v, g), encode_eight<C>(v + 8, g)};
   }
 }
 
@@ -111,10 +116,10 @@ __device__ __forceinline__ void store_group(const GroupArgs& a, int64_t at, cons
 // Rows of whole groups, 16-byte aligned. A group is wholly within a warp.
 template <typename T, Codes C>
 __global__ void __launch_bounds__(kThreads)
-    quantize_chunks(const __grid_constant__ GroupArgs a, int64_t chunks, bool narrow) {
+    quantize_chunks(const __grid_constant__ GroupArgs a, int64_t chunks, int shift, bool narrow) {
   constexpr int U = kUnroll<T>;
   constexpr int W = kChunk * sizeof(T) / 4;
-  const int lanes = a.group / kChunk;
+  const int lanes = 1 << shift;
   const int64_t first = blockIdx.x * int64_t{kThreads * U} + threadIdx.x;
   const auto* x = static_cast<const T*>(a.x);
   uint32_t words[U][W];
@@ -143,7 +148,7 @@ __global__ void __launch_bounds__(kThreads)
     const GroupScale g = group_scale<C>(v, lanes);
     if (chunk >= chunks) continue;
     store_chunk<C>(a, chunk, v, g);
-    if (threadIdx.x % lanes == 0) store_group<C>(a, chunk / lanes, g);
+    if ((threadIdx.x & (lanes - 1)) == 0) store_group<C>(a, chunk >> shift, g);
   }
 }
 
@@ -199,8 +204,10 @@ void run(const GroupArgs& a, cudaStream_t stream) {
   if (aligned && a.cols % a.group == 0) {
     const int64_t chunks = a.rows * a.cols / kChunk;
     const int64_t tile = int64_t{kThreads} * kUnroll<T>;
+    int shift = 0;
+    while (kChunk << shift < a.group) ++shift;
     launch(quantize_chunks<T, C>, (chunks + tile - 1) / tile, kThreads, stream, false, a, chunks,
-           chunks <= 0xFFFFFFFFll);
+           shift, chunks <= 0xFFFFFFFFll);
   } else {
     const int64_t groups = a.rows * ((a.cols + a.group - 1) / a.group);
     constexpr int64_t tile = kThreads / kWarp;
