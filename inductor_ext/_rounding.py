@@ -37,6 +37,12 @@ _SELECTING = frozenset(
 # Ops whose result needs no rounding, but whose inputs do: which of -0.0 and 0.0 comes out depends
 # on what has underflowed before.
 _CHOOSING = frozenset(f"aten::{name}" for name in ("amax", "amin", "maximum", "minimum", "relu"))
+# Ops that end with no product, and ops that begin with no addition: elsewhere a compiler could make
+# one fused multiply-add of the two, and skip the rounding in between.
+_NO_PRODUCT = _CHOOSING | {"aten::add", "aten::sub"}
+_NO_ADDITION = _CHOOSING | {
+    f"aten::{name}" for name in ("div", "eq", "ge", "gt", "le", "lt", "mul", "ne", "pow")
+}
 _CONSTANTS = frozenset(("aten::full", "aten::full_like", "aten::scalar_tensor"))
 
 
@@ -154,11 +160,22 @@ def _is_exact_constant(node: Node) -> bool:
     return there == number or (there != there and number != number)
 
 
+def _may_contract(node: Node, users: list[Node]) -> bool:
+    """Return whether ``node`` may be a product that one of its users adds to something."""
+    return _schema_name(node) not in _NO_PRODUCT and any(_may_add(user) for user in users)
+
+
+def _may_add(user: Node) -> bool:
+    if _schema_name(user) == "prims::convert_element_type" or _selects(user):
+        return any(_may_add(next_user) for next_user in user.users)
+    return _schema_name(user) not in _NO_ADDITION
+
+
 def _round(graph: Graph, node: Node, users: list[Node]) -> None:
     from .ops.rounding import round_to_dtype
 
     with graph.inserting_after(node):
-        rounding = graph.call_function(round_to_dtype, (node,))
+        rounding = graph.call_function(round_to_dtype, (node, _may_contract(node, users)))
     like = node.meta["val"]
     rounding.meta.update(node.meta)
     rounding.meta.pop("eager_input_vals", None)

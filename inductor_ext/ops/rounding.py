@@ -12,15 +12,18 @@ from torch import Tensor
 from ._library import define
 
 
-def _fake(x: Tensor) -> Tensor:
+def _fake(x: Tensor, before_addition: bool = False) -> Tensor:
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
 
 
-def _reference(x: Tensor) -> Tensor:
+def _reference(x: Tensor, before_addition: bool = False) -> Tensor:
     """Return a copy: a tensor in memory is rounded to its dtype already."""
     return _fake(x).copy_(x)
 
 
 round_to_dtype = define(
-    "round_to_dtype(Tensor x) -> Tensor", fake=_fake, reference=_reference, compiled=False
+    "round_to_dtype(Tensor x, bool before_addition=False) -> Tensor",
+    fake=_fake,
+    reference=_reference,
+    compiled=False,
 )
