@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .amax import amax_ignoring_nan
 from .blocks import as_matrix, block_amax, swizzle, unswizzle
-from .fp8 import FLOAT32_MAX, amax_ignoring_nan, saturate_cast
+from .fp8 import FLOAT32_MAX, saturate_cast
 from .philox import block_bits
 
 BLOCK = 16

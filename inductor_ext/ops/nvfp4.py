@@ -23,7 +23,7 @@ from ..validation import (
     check_scale,
     check_tensor,
 )
-from ._alone import cuda_kernel_is_faster
+from ._alone import cuda_kernel
 from ._blocks import (
     LAYOUTS,
     ceil_div,
@@ -271,7 +271,7 @@ register(
     lowering=_LOWERINGS + "quantize_nvfp4",
     autograd=None,
     supports=triton_casts_to_fp8,
-    kernel_alone=cuda_kernel_is_faster,
+    kernel_alone=cuda_kernel,
     inputs=_inputs_quantize,
 )
 register(
@@ -280,7 +280,7 @@ register(
     lowering=_LOWERINGS + "quantize_nvfp4_both",
     autograd=None,
     supports=triton_casts_to_fp8,
-    kernel_alone=cuda_kernel_is_faster,
+    kernel_alone=cuda_kernel,
     inputs=_inputs_both,
 )
 register(
@@ -289,7 +289,7 @@ register(
     lowering=_LOWERINGS + "amax_hadamard",
     autograd=None,
     supports=triton_casts_to_fp8,
-    kernel_alone=cuda_kernel_is_faster,
+    kernel_alone=cuda_kernel,
     inputs=_inputs_amax,
 )
 register(
@@ -298,6 +298,6 @@ register(
     lowering=_LOWERINGS + "dequantize_nvfp4",
     autograd=None,
     supports=triton_casts_to_fp8,
-    kernel_alone=cuda_kernel_is_faster,
+    kernel_alone=cuda_kernel,
     inputs=_inputs_dequantize,
 )
