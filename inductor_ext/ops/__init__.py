@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from . import fp8, scaled_mm
+from . import fp8, fp8_block, fp8_both, mxfp8, scaled_mm
 
-__all__ = ["fp8", "scaled_mm"]
+__all__ = ["fp8", "fp8_block", "fp8_both", "mxfp8", "scaled_mm"]

@@ -1,0 +1,1 @@
+"""Lowerings of this family: to come with the next commit."""
