@@ -44,6 +44,7 @@ __device__ __forceinline__ void store_scale(const ScaleView& view, int64_t line,
   float* out = static_cast<float*>(view.data);
   out[at] = __uint_as_float(stored);
   if (block == view.blocks - 1) {
+#pragma unroll 1
     for (int64_t i = 1; i <= view.padding; ++i) out[at + i * view.block] = 0.0f;
   }
 }

@@ -1,4 +1,4 @@
-// Quantize a tile of 128 x 128 elements at a time: every orientation that crosses rows.
+// Quantize a tile of 128 x 128 or 128 x 64 elements at a time: every orientation that crosses rows.
 //
 // The tile is read once, into registers. Codes are converted once for each orientation, from pairs
 // of one row or of one column, so no byte is ever moved inside a word; those of columns cross
@@ -18,9 +18,11 @@ namespace {
 #define IXT_RASTER 1
 #endif
 
-constexpr int kTileCols = 128;
-constexpr int kTileThreads = 256;
-constexpr int kParts = 4;  // blocks of 32 in a line of the tile
+#ifndef IXT_NARROW
+#define IXT_NARROW 0
+#endif
+
+constexpr int kParts = 4;  // blocks of 32 in a line of the tile, at most
 
 struct TileScales {
   float part[2][kParts][kTileRows];    // amax of 32 elements of each row, of each column
@@ -35,9 +37,11 @@ struct TilePlace {
   bool first;
 };
 
+template <int Cols>
+constexpr int kTileThreads = Cols * 2;
+
 // Tiles of one column of IXT_RASTER tiles follow each other, then the next column's.
-__device__ __forceinline__ TilePlace tile_place(const BlockArgs& a, bool backwards) {
-  const uint32_t tiles_k = static_cast<uint32_t>((a.cols + kTileCols - 1) / kTileCols);
+__device__ __forceinline__ TilePlace tile_place(uint32_t tiles_k, int cols, bool backwards) {
   const uint32_t tiles_m = gridDim.x / tiles_k;
   const uint32_t at = backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
   const uint32_t band = at / (tiles_k * IXT_RASTER);
@@ -45,27 +49,27 @@ __device__ __forceinline__ TilePlace tile_place(const BlockArgs& a, bool backwar
   const uint32_t height = min(static_cast<uint32_t>(IXT_RASTER), tiles_m - band * IXT_RASTER);
   const int64_t tile_k = inside / height;
   const int64_t tile_m = band * IXT_RASTER + (inside - tile_k * height);
-  return {tile_m * kTileRows, tile_k * kTileCols, tile_m, tile_k, at == 0};
+  return {tile_m * kTileRows, tile_k * cols, tile_m, tile_k, at == 0};
 }
 
-// amax of the parts -> scales of the blocks, one thread a line of either side.
-template <typename Format>
-__device__ __forceinline__ void scale_lines(const BlockArgs& a, const TilePlace& tile,
-                                            TileScales& shared) {
-  const int side = threadIdx.x / kTileRows;
-  const int line = threadIdx.x % kTileRows;
+// amax of the parts of a line -> factors and scales of its blocks.
+template <typename Format, int Cols>
+__device__ __forceinline__ void scale_line(const BlockArgs& a, const TilePlace& tile, int side,
+                                           int line, TileScales& shared) {
   const ScaleView& view = a.side[side];
   if (view.data == nullptr) return;
   const int step = a.group / kGroup;
+  const int parts = side ? kParts : Cols / kGroup;
   const int64_t line_at = (side ? tile.k : tile.m) + line;
-  const int64_t block_at = (side ? tile.tile_m : tile.tile_k) * (kParts / step);
+  const int64_t block_at = (side ? tile.tile_m : tile.tile_k) * (parts / step);
   uint32_t packed = 0;
 #pragma unroll 1
-  for (int b = 0; b < kParts; b += step) {
+  for (int b = 0; b < parts; b += step) {
     float amax = 0.0f;
     if (a.columns != nullptr) {
       if (line_at < a.cols) amax = __ldg(a.columns + line_at);
     } else {
+#pragma unroll 1
       for (int i = b; i < b + step; ++i) amax = fmaxf(amax, shared.part[side][i][line]);
     }
     const BlockScale scale = block_scale<Format>(amax, a.rule);
@@ -75,9 +79,13 @@ __device__ __forceinline__ void scale_lines(const BlockArgs& a, const TilePlace&
       store_scale(view, line_at, block_at + b / step, scale.stored);
     }
   }
-  if (view.form == ScaleForm::swizzled) {  // this tile's scales are one tile of the layout
-    const int64_t at = swizzled(line_at, block_at, swizzle_pitch(view));
-    *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(view.data) + at) = packed;
+  if (view.form != ScaleForm::swizzled) return;
+  const int64_t pitch = swizzle_pitch(view);
+  uint8_t* out = static_cast<uint8_t*>(view.data) + swizzled(line_at, block_at, pitch);
+  if (parts == kParts) {  // this tile's scales are one tile of the layout
+    *reinterpret_cast<uint32_t*>(out) = packed;
+  } else if (block_at < pitch) {
+    *reinterpret_cast<uint16_t*>(out) = static_cast<uint16_t>(packed);
   }
 }
 
@@ -97,7 +105,7 @@ struct PatchFactors {
   float col[kPatch];
 };
 
-template <typename T, typename Format>
+template <typename T, typename Format, int Cols>
 __device__ __forceinline__ void line_factors(const BlockArgs& a, const TilePlace& tile,
                                              const PatchPlace& at, const Patch<T>& patch,
                                              TileScales& shared, PatchFactors& factors) {
@@ -110,7 +118,10 @@ __device__ __forceinline__ void line_factors(const BlockArgs& a, const TilePlace
         patch.column_amax(at.lane);
   }
   __syncthreads();
-  scale_lines<Format>(a, tile, shared);
+  for (int i = threadIdx.x; i < kTileRows + Cols; i += kTileThreads<Cols>) {
+    const int side = i >= kTileRows;
+    scale_line<Format, Cols>(a, tile, side, i - side * kTileRows, shared);
+  }
   __syncthreads();
   const int first = ~(a.group / kGroup - 1);
   read_factors(shared, 0, at.col / 32 & first, at.row, factors.row);
@@ -220,12 +231,13 @@ __device__ __forceinline__ void convert(const Patch<T>& patch, const PatchFactor
   }
 }
 
-template <typename T, typename Format, BlockKind kind>
-__global__ void __launch_bounds__(kTileThreads, sizeof(T) == 4 ? 2 : IXT_TILE_BLOCKS)
-    quantize_tile(const __grid_constant__ BlockArgs a, bool wide, bool wide_t) {
-  __shared__ __align__(16) uint8_t staging[kTileRows * kLineBytes];
+template <typename T, typename Format, BlockKind kind, int Cols>
+__global__ void __launch_bounds__(kTileThreads<Cols>,
+                                  (sizeof(T) == 4 ? 2 : IXT_TILE_BLOCKS) * 128 / Cols)
+    quantize_tile(const __grid_constant__ BlockArgs a, uint32_t tiles_k, bool wide, bool wide_t) {
+  __shared__ __align__(16) uint8_t staging[Cols * kLineBytes];
   __shared__ __align__(16) TileScales shared;
-  const TilePlace tile = tile_place(a, a.current != nullptr);
+  const TilePlace tile = tile_place(tiles_k, Cols, a.current != nullptr);
   const PatchPlace at;
   const int64_t row = tile.m + at.row;
   const int64_t col = tile.k + at.col;
@@ -236,7 +248,7 @@ __global__ void __launch_bounds__(kTileThreads, sizeof(T) == 4 ? 2 : IXT_TILE_BL
              wide);
   PatchFactors factors;
   if constexpr (kind != BlockKind::one) {
-    line_factors<T, Format>(a, tile, at, patch, shared, factors);
+    line_factors<T, Format, Cols>(a, tile, at, patch, shared, factors);
   } else if (a.scale_inv != nullptr) {
     factors.row[0] = whole_factor<T, Format>(a, tile, at, patch, shared);
   } else {
@@ -253,33 +265,43 @@ __global__ void __launch_bounds__(kTileThreads, sizeof(T) == 4 ? 2 : IXT_TILE_BL
     }
   }
   const int height = static_cast<int>(min(a.rows - tile.m, int64_t{kTileRows}));
-  const int width = static_cast<int>(min(a.cols - tile.k, int64_t{kTileCols}));
+  const int width = static_cast<int>(min(a.cols - tile.k, int64_t{Cols}));
   if (a.codes_t != nullptr) {
     __syncthreads();
     copy_staged(staging, a.codes_t + tile.k * a.rows + tile.m, a.rows, width, height, wide_t);
   }
   if (a.codes == nullptr || wide) return;
-  __syncthreads();  // rows that allow no 8-byte store leave through shared memory
+  // Rows that allow no 8-byte store leave through shared memory, 64 at a time.
+#pragma unroll 1
+  for (int half = 0; half < 2; ++half) {
+    __syncthreads();
+    if (at.row / 64 == half) {
 #pragma unroll
-  for (int i = 0; i < kPatch; ++i) {
-    *reinterpret_cast<uint2*>(staging + staged(at.row + i, at.col)) = codes[i];
+      for (int i = 0; i < kPatch; ++i) {
+        *reinterpret_cast<uint2*>(staging + staged(at.row % 64 + i, at.col)) = codes[i];
+      }
+    }
+    __syncthreads();
+    copy_staged(staging, a.codes + (tile.m + 64 * half) * a.cols + tile.k, a.cols,
+                min(height - 64 * half, 64), width, false);
   }
-  __syncthreads();
-  copy_staged(staging, a.codes + tile.m * a.cols + tile.k, a.cols, height, width, false);
 }
 
-template <typename T, typename Format, BlockKind kind>
+template <typename T, typename Format, BlockKind kind, int Cols>
 void launch_tiles(const BlockArgs& a, Target target) {
   const int64_t tiles_m = std::max<int64_t>(1, (a.rows + kTileRows - 1) / kTileRows);
-  const int64_t tiles_k = std::max<int64_t>(1, (a.cols + kTileCols - 1) / kTileCols);
-  IXT_CHECK(tiles_m * tiles_k <= 0x7FFFFFFF, "`x` must have at most 2**45 elements, got ",
+  const bool padded = a.side[0].form == ScaleForm::swizzled || a.side[1].form == ScaleForm::swizzled;
+  const int64_t cols = padded ? round_up(a.cols, kSwizzleRows) : a.cols;
+  const int64_t tiles_k = std::max<int64_t>(1, (cols + Cols - 1) / Cols);
+  IXT_CHECK(tiles_m * tiles_k <= 0x7FFFFFFF, "`x` must have at most 2**44 elements, got ",
             a.rows * a.cols);
   const bool wide =
       aligned16(a.x) && (a.stride * sizeof(T) % 16 == 0 || a.rows <= 1) && a.cols % kPatch == 0;
   const bool wide_t = a.rows % 16 == 0;
-  auto* kernel = quantize_tile<T, Format, kind>;
+  auto* kernel = quantize_tile<T, Format, kind, Cols>;
   const bool overlap = a.current != nullptr && can_overlap(target.device, kernel);
-  launch(kernel, tiles_m * tiles_k, kTileThreads, target.stream, overlap, a, wide, wide_t);
+  launch(kernel, tiles_m * tiles_k, kTileThreads<Cols>, target.stream, overlap, a, tiles_k, wide,
+         wide_t);
 }
 
 }  // namespace
@@ -289,11 +311,19 @@ void launch_block_tiles(const BlockArgs& args, BlockKind kind, Float in, Fp8 out
     using T = decltype(t);
     using Format = decltype(format);
     if (kind == BlockKind::lines) {
-      launch_tiles<T, Format, BlockKind::lines>(args, target);
+#if IXT_NARROW
+      if (args.group < 128 || args.side[0].data == nullptr) {
+        return launch_tiles<T, Format, BlockKind::lines, 64>(args, target);
+      }
+#endif
+      launch_tiles<T, Format, BlockKind::lines, 128>(args, target);
     } else if (kind == BlockKind::crossed) {
-      launch_tiles<T, Format, BlockKind::crossed>(args, target);
+      launch_tiles<T, Format, BlockKind::crossed, 128>(args, target);
     } else {
-      launch_tiles<T, Format, BlockKind::one>(args, target);
+#if IXT_NARROW
+      if (args.group < 128) return launch_tiles<T, Format, BlockKind::one, 64>(args, target);
+#endif
+      launch_tiles<T, Format, BlockKind::one, 128>(args, target);
     }
   });
 }

@@ -74,7 +74,8 @@ struct DequantizeArgs {
   int64_t cols;
   int block_m;
   int block_k;
-  bool lines_are_columns;  // how `scales` counts: by (k, m / block_m), not (m, k / block_k)
+  bool lines_are_columns;  // a line of `scales` is a column of the codes, not a row of blocks
+  int line_step;           // lines that a row of blocks has in `scales`
 };
 
 void launch_block_dequantize(const DequantizeArgs& args, Fp8 in, Float out, Target target);

@@ -1,0 +1,127 @@
+// Dequantize codes with a scale a block: 8 rows x 8 columns a thread, whose scales are 8 numbers at
+// most, one a row or one a column.
+#include <algorithm>
+
+#include "block_scale.cuh"
+#include "fp8_device.cuh"
+#include "tile_device.cuh"
+
+namespace ixt {
+namespace {
+
+#ifndef IXT_DEQ_BLOCKS
+#define IXT_DEQ_BLOCKS 4
+#endif
+
+constexpr int kDequantizeThreads = 256;
+constexpr int kWarps = kDequantizeThreads / kWarp;
+constexpr int kWarpCols = kWarp * kPatch;
+
+template <typename T, typename Format>
+__device__ __forceinline__ void store_values(T* y, const uint2& codes, const float (&scale)[kPatch],
+                                             int cols, bool wide) {
+  float v[kPatch];
+#pragma unroll
+  for (int j = 0; j < kPatch; j += 2) {
+    const uint32_t word = j < 4 ? codes.x : codes.y;
+    const float2 pair = decode_pair<Format>(word >> (8 * (j % 4)));
+    v[j] = __fmul_rn(pair.x, scale[j]);
+    v[j + 1] = __fmul_rn(pair.y, scale[j + 1]);
+  }
+  constexpr int per_word = 4 / sizeof(T);
+  uint32_t words[kPatch / per_word];
+#pragma unroll
+  for (int w = 0; w < kPatch / per_word; ++w) {
+    words[w] = pack_pair<T>(v[w * per_word], v[w * per_word + per_word - 1]);
+  }
+  if (wide) {
+#pragma unroll
+    for (int w = 0; w < kPatch / per_word; w += 4) {
+      reinterpret_cast<uint4*>(y)[w / 4] = {words[w], words[w + 1], words[w + 2], words[w + 3]};
+    }
+    return;
+  }
+  auto* out = reinterpret_cast<Raw<sizeof(T)>*>(y);
+#pragma unroll
+  for (int j = 0; j < kPatch; ++j) {
+    const uint32_t word = words[j / per_word] >> (16 * (j % per_word));
+    if (j < cols) out[j] = static_cast<Raw<sizeof(T)>>(word);
+  }
+}
+
+__device__ __forceinline__ uint2 load_codes(const uint8_t* __restrict__ codes, int cols,
+                                            bool wide) {
+  if (wide) return __ldg(reinterpret_cast<const uint2*>(codes));
+  uint32_t word[2] = {0, 0};
+#pragma unroll
+  for (int j = 0; j < kPatch; ++j) {
+    if (j < cols) word[j / 4] |= static_cast<uint32_t>(__ldg(codes + j)) << (8 * (j % 4));
+  }
+  return {word[0], word[1]};
+}
+
+// PerColumn: the 8 rows share the scales of their 8 columns; else the 8 columns share one a row.
+template <typename T, typename Format, bool PerColumn>
+__global__ void __launch_bounds__(kDequantizeThreads, IXT_DEQ_BLOCKS)
+    dequantize_blocks(const __grid_constant__ DequantizeArgs a, uint32_t tiles_k, bool wide) {
+  const uint32_t tile_m = blockIdx.x / tiles_k;
+  const uint32_t tile_k = blockIdx.x - tile_m * tiles_k;
+  const int64_t row = (int64_t{tile_m} * kWarps + threadIdx.x / kWarp) * kPatch;
+  const int64_t col = int64_t{tile_k} * kWarpCols + threadIdx.x % kWarp * kPatch;
+  const int rows = static_cast<int>(min(a.rows - row, int64_t{kPatch}));
+  const int cols = static_cast<int>(min(a.cols - col, int64_t{kPatch}));
+  if (rows <= 0 || cols <= 0) return;
+  const int64_t at = row * a.cols + col;
+  uint2 codes[kPatch];
+#pragma unroll
+  for (int i = 0; i < kPatch; ++i) {
+    codes[i] = uint2{0, 0};
+    if (i < rows) codes[i] = load_codes(a.codes + at + i * a.cols, cols, wide);
+  }
+  float scale[kPatch];
+#pragma unroll
+  for (int i = 0; i < kPatch; ++i) {
+    scale[i] = 0.0f;
+    if (i >= (PerColumn ? cols : rows)) continue;
+    const int64_t m = PerColumn ? row / a.block_m : a.block_m == 1 ? row + i : row / a.block_m;
+    const int64_t k = PerColumn ? col + i : col / a.block_k;
+    scale[i] = a.lines_are_columns ? load_scale(a.scales, k, m)
+                                   : load_scale(a.scales, m * a.line_step, k);
+  }
+  T* y = static_cast<T*>(a.y) + at;
+#pragma unroll
+  for (int i = 0; i < kPatch; ++i) {
+    float of[kPatch];
+#pragma unroll
+    for (int j = 0; j < kPatch; ++j) of[j] = scale[PerColumn ? j : i];
+    if (i < rows) store_values<T, Format>(y + i * a.cols, codes[i], of, cols, wide);
+  }
+}
+
+template <typename T, typename Format, bool PerColumn>
+void launch_dequantize_blocks(const DequantizeArgs& a, Target target) {
+  const int64_t tiles_m = (a.rows + kWarps * kPatch - 1) / (kWarps * kPatch);
+  const int64_t tiles_k = (a.cols + kWarpCols - 1) / kWarpCols;
+  IXT_CHECK(tiles_m * tiles_k <= 0x7FFFFFFF, "`codes` must have at most 2**45 elements, got ",
+            a.rows * a.cols);
+  const bool wide = reinterpret_cast<uintptr_t>(a.codes) % kPatch == 0 && a.cols % kPatch == 0;
+  launch(dequantize_blocks<T, Format, PerColumn>, tiles_m * tiles_k, kDequantizeThreads,
+         target.stream, false, a, tiles_k, wide);
+}
+
+}  // namespace
+
+void launch_block_dequantize(const DequantizeArgs& args, Fp8 in, Float out, Target target) {
+  if (args.rows == 0 || args.cols == 0) return;
+  with_types<bf16, f16>(out, in, [&](auto t, auto format) {
+    using T = decltype(t);
+    using Format = decltype(format);
+    if (args.block_k == 1) {
+      launch_dequantize_blocks<T, Format, true>(args, target);
+    } else {
+      launch_dequantize_blocks<T, Format, false>(args, target);
+    }
+  });
+}
+
+}  // namespace ixt
