@@ -1,5 +1,5 @@
-// Dequantize codes with a scale a block: 8 rows x 8 columns a thread, whose scales are 8 numbers at
-// most, one a row or one a column.
+// Dequantize codes with a scale a block: a few rows x 8 columns a thread, with one scale a row or one
+// a column; a warp takes 256 columns.
 #include <algorithm>
 
 #include "block_scale.cuh"
@@ -9,8 +9,11 @@
 namespace ixt {
 namespace {
 
-#ifndef IXT_DEQ_BLOCKS
-#define IXT_DEQ_BLOCKS 4
+#ifndef IXT_DEQ_ROWS
+#define IXT_DEQ_ROWS 4
+#endif
+#ifndef IXT_DEQ_WARPS_K
+#define IXT_DEQ_WARPS_K 8
 #endif
 
 constexpr int kDequantizeThreads = 256;
@@ -60,37 +63,63 @@ __device__ __forceinline__ uint2 load_codes(const uint8_t* __restrict__ codes, i
   return {word[0], word[1]};
 }
 
-// PerColumn: the 8 rows share the scales of their 8 columns; else the 8 columns share one a row.
+// PerColumn: the rows of a thread share the scales of their 8 columns; else the columns share one a
+// row. No block ends between the rows of a thread.
+template <bool PerColumn>
+constexpr int kRows = PerColumn ? 8 : IXT_DEQ_ROWS;
+
+template <bool PerColumn, int N>
+__device__ __forceinline__ void load_scales(const DequantizeArgs& a, int64_t row, int64_t col,
+                                            int count, ScaleForm form, uint32_t (&scale)[N]) {
+  const int64_t block_row = row / a.block_m;
+  const int64_t block_col = col / a.block_k;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const int64_t m = !PerColumn && a.block_m == 1 ? row + i : block_row;
+    const int64_t k = PerColumn ? col + i : block_col;
+    const int64_t line = a.lines_are_columns ? k : m * a.line_step;
+    scale[i] = i < count ? load_scale(a.scales, line, a.lines_are_columns ? m : k, form) : 0;
+  }
+}
+
 template <typename T, typename Format, bool PerColumn>
-__global__ void __launch_bounds__(kDequantizeThreads, IXT_DEQ_BLOCKS)
-    dequantize_blocks(const __grid_constant__ DequantizeArgs a, uint32_t tiles_k, bool wide) {
+__global__ void __launch_bounds__(kDequantizeThreads)
+    dequantize_blocks(const __grid_constant__ DequantizeArgs a, uint32_t tiles_k, int warps_k,
+                      bool wide) {
+  constexpr int R = kRows<PerColumn>;
+  constexpr int S = PerColumn ? kPatch : R;
+  const int warp = threadIdx.x / kWarp;
   const uint32_t tile_m = blockIdx.x / tiles_k;
   const uint32_t tile_k = blockIdx.x - tile_m * tiles_k;
-  const int64_t row = (int64_t{tile_m} * kWarps + threadIdx.x / kWarp) * kPatch;
-  const int64_t col = int64_t{tile_k} * kWarpCols + threadIdx.x % kWarp * kPatch;
-  const int rows = static_cast<int>(min(a.rows - row, int64_t{kPatch}));
+  const int64_t row = (int64_t{tile_m} * (kWarps / warps_k) + warp / warps_k) * R;
+  const int64_t col = (int64_t{tile_k} * warps_k + warp % warps_k) * kWarpCols +
+                      threadIdx.x % kWarp * kPatch;
+  const int rows = static_cast<int>(min(a.rows - row, int64_t{R}));
   const int cols = static_cast<int>(min(a.cols - col, int64_t{kPatch}));
   if (rows <= 0 || cols <= 0) return;
   const int64_t at = row * a.cols + col;
-  uint2 codes[kPatch];
+  uint2 codes[R];
 #pragma unroll
-  for (int i = 0; i < kPatch; ++i) {
+  for (int i = 0; i < R; ++i) {
     codes[i] = uint2{0, 0};
     if (i < rows) codes[i] = load_codes(a.codes + at + i * a.cols, cols, wide);
   }
-  float scale[kPatch];
-#pragma unroll
-  for (int i = 0; i < kPatch; ++i) {
-    scale[i] = 0.0f;
-    if (i >= (PerColumn ? cols : rows)) continue;
-    const int64_t m = PerColumn ? row / a.block_m : a.block_m == 1 ? row + i : row / a.block_m;
-    const int64_t k = PerColumn ? col + i : col / a.block_k;
-    scale[i] = a.lines_are_columns ? load_scale(a.scales, k, m)
-                                   : load_scale(a.scales, m * a.line_step, k);
+  uint32_t stored[S];
+  const int count = PerColumn ? cols : rows;
+  const ScaleForm form = a.scales.form;
+  if (form == ScaleForm::fp32) {
+    load_scales<PerColumn>(a, row, col, count, ScaleForm::fp32, stored);
+  } else if (form == ScaleForm::e8m0) {
+    load_scales<PerColumn>(a, row, col, count, ScaleForm::e8m0, stored);
+  } else {
+    load_scales<PerColumn>(a, row, col, count, ScaleForm::swizzled, stored);
   }
+  float scale[S];
+#pragma unroll
+  for (int i = 0; i < S; ++i) scale[i] = scale_value(stored[i], form);
   T* y = static_cast<T*>(a.y) + at;
 #pragma unroll
-  for (int i = 0; i < kPatch; ++i) {
+  for (int i = 0; i < R; ++i) {
     float of[kPatch];
 #pragma unroll
     for (int j = 0; j < kPatch; ++j) of[j] = scale[PerColumn ? j : i];
@@ -100,13 +129,17 @@ __global__ void __launch_bounds__(kDequantizeThreads, IXT_DEQ_BLOCKS)
 
 template <typename T, typename Format, bool PerColumn>
 void launch_dequantize_blocks(const DequantizeArgs& a, Target target) {
-  const int64_t tiles_m = (a.rows + kWarps * kPatch - 1) / (kWarps * kPatch);
-  const int64_t tiles_k = (a.cols + kWarpCols - 1) / kWarpCols;
-  IXT_CHECK(tiles_m * tiles_k <= 0x7FFFFFFF, "`codes` must have at most 2**45 elements, got ",
+  int warps_k = 1;
+  while (warps_k < IXT_DEQ_WARPS_K && warps_k * kWarpCols < a.cols) warps_k *= 2;
+  const int64_t tile_rows = int64_t{kRows<PerColumn>} * (kWarps / warps_k);
+  const int64_t tile_cols = int64_t{kWarpCols} * warps_k;
+  const int64_t tiles_m = (a.rows + tile_rows - 1) / tile_rows;
+  const int64_t tiles_k = (a.cols + tile_cols - 1) / tile_cols;
+  IXT_CHECK(tiles_m * tiles_k <= 0x7FFFFFFF, "`codes` must have at most 2**42 elements, got ",
             a.rows * a.cols);
   const bool wide = reinterpret_cast<uintptr_t>(a.codes) % kPatch == 0 && a.cols % kPatch == 0;
   launch(dequantize_blocks<T, Format, PerColumn>, tiles_m * tiles_k, kDequantizeThreads,
-         target.stream, false, a, tiles_k, wide);
+         target.stream, false, a, tiles_k, warps_k, wide);
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ Quantized quantize_blocks(const Tensor& x, const BlockInput& input, BlockShape b
     launch_block_rows(args, input.in, input.out, target);
   } else {
     const BlockKind kind = block.square()               ? BlockKind::one
-                           : side == (transposed ? 1 : 0) ? BlockKind::lines
+                           : side == (transposed ? 1 : 0) ? BlockKind::columns
                                                           : BlockKind::crossed;
     launch_block_tiles(args, kind, input.in, input.out, target);
   }
@@ -29,25 +29,33 @@ Quantized quantize_blocks(const Tensor& x, const BlockInput& input, BlockShape b
 }
 
 QuantizedBoth quantize_blocks_both(const Tensor& x, const BlockInput& input, int group, bool square,
-                                   const BlockRule& rule, bool gemm) {
+                                   bool transposed, const BlockRule& rule, bool gemm) {
+  if (square && !transposed) {  // the same result twice
+    const BlockShape block{group, group};
+    auto [codes, scales] = quantize_blocks(x, input, block, false, rule, gemm);
+    auto [again, scales_again] = quantize_blocks(x, input, block, false, rule, gemm);
+    return {std::move(codes), std::move(scales), std::move(again), std::move(scales_again)};
+  }
   const DeviceScope scope(input.place.index);
   BlockArgs args = input.args();
   args.rule = rule;
   args.group = group;
   Output codes = empty_codes(x, input, false);
   Scales scales = make_scales({0, false, group, square, rule.mx, gemm}, x, input);
-  Output codes_t = empty_codes(x, input, true);
-  Scales scales_t = make_scales({1, true, group, square, rule.mx, gemm}, x, input);
+  Output other = empty_codes(x, input, transposed);
+  Scales other_scales = make_scales({1, transposed, group, square, rule.mx, gemm}, x, input);
   args.codes = codes.data<uint8_t>();
-  args.codes_t = codes_t.data<uint8_t>();
+  (transposed ? args.codes_t : args.codes_m) = other.data<uint8_t>();
   args.side[0] = scales.view;
-  args.side[1] = scales_t.view;
+  args.side[1] = other_scales.view;
   if (args.rows > 0 && args.cols > 0) {
-    launch_block_tiles(args, square ? BlockKind::one : BlockKind::lines, input.in, input.out,
-                       target_on(input.place));
+    const BlockKind kind = square       ? BlockKind::one
+                           : transposed ? BlockKind::lines
+                                        : BlockKind::beside;
+    launch_block_tiles(args, kind, input.in, input.out, target_on(input.place));
   }
-  return {std::move(codes), std::move(scales.tensor), std::move(codes_t),
-          std::move(scales_t.tensor)};
+  return {std::move(codes), std::move(scales.tensor), std::move(other),
+          std::move(other_scales.tensor)};
 }
 
 namespace {

@@ -150,9 +150,9 @@ struct BlockShape {
 Quantized quantize_blocks(const Tensor& x, const BlockInput& input, BlockShape block,
                           bool transposed, const BlockRule& rule, bool gemm);
 
-// Rows and, transposed, columns; or square blocks and their transpose.
+// Along rows and along columns, the second half transposed or not; or square blocks for both.
 QuantizedBoth quantize_blocks_both(const Tensor& x, const BlockInput& input, int group, bool square,
-                                   const BlockRule& rule, bool gemm);
+                                   bool transposed, const BlockRule& rule, bool gemm);
 
 // `dtype` and `name` are those of the scales.
 Output dequantize_blocks(const Tensor& codes, const Tensor& scales, const char* name, int32_t dtype,

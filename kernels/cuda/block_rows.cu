@@ -14,15 +14,27 @@ namespace {
 #define IXT_ROWS_BLOCKS 4
 #endif
 #ifndef IXT_ROWS_WARPS_K
-#define IXT_ROWS_WARPS_K 1
+#define IXT_ROWS_WARPS_K 8
 #endif
 
-constexpr int kRowThreads = 256;
+#ifndef IXT_ROWS_THREADS
+#define IXT_ROWS_THREADS 256
+#endif
+
+constexpr int kRowThreads = IXT_ROWS_THREADS;
 constexpr int kWarps = kRowThreads / kWarp;
 constexpr int kWarpCols = kWarp * kPatch;
 
+__device__ __forceinline__ void store_row_scale(const ScaleView& view, int64_t line, int64_t block,
+                                                uint32_t stored) {
+  if (view.form != ScaleForm::swizzled) return store_scale(view, line, block, stored);
+  const int64_t pitch = swizzle_pitch(view);
+  if (line >= round_up(view.lines, kSwizzleRows) || block >= pitch) return;
+  static_cast<uint8_t*>(view.data)[swizzled(line, block, pitch)] = static_cast<uint8_t>(stored);
+}
+
 template <typename T, typename Format>
-__global__ void __launch_bounds__(kRowThreads, sizeof(T) == 4 ? 2 : IXT_ROWS_BLOCKS)
+__global__ void __launch_bounds__(kRowThreads, (sizeof(T) == 4 ? 2 : IXT_ROWS_BLOCKS) * 256 / kRowThreads)
     quantize_block_rows(const __grid_constant__ BlockArgs a, uint32_t tiles_k, int warps_k,
                         bool wide) {
   const int lane = threadIdx.x % kWarp;
@@ -48,8 +60,8 @@ __global__ void __launch_bounds__(kRowThreads, sizeof(T) == 4 ? 2 : IXT_ROWS_BLO
   if ((lane & (lanes - 1)) < 4) {
     const int64_t line = row + lane % 4 * 2;
     const int64_t block = col / a.group;
-    store_scale(a.side[0], line, block, even.stored);
-    store_scale(a.side[0], line + 1, block, odd.stored);
+    store_row_scale(a.side[0], line, block, even.stored);
+    store_row_scale(a.side[0], line + 1, block, odd.stored);
   }
   uint8_t* out = a.codes + row * a.cols + col;
 #pragma unroll
@@ -84,7 +96,7 @@ void launch_rows(const BlockArgs& a, Target target) {
   const int64_t rows = padded ? round_up(a.rows, kSwizzleRows) : a.rows;
   const int64_t cols = padded ? round_up(a.cols, kSwizzleCols * a.group) : a.cols;
   int warps_k = 1;
-  while (warps_k < IXT_ROWS_WARPS_K && warps_k * kWarpCols < cols) warps_k *= 2;
+  while (warps_k < std::min(IXT_ROWS_WARPS_K, kWarps) && warps_k * kWarpCols < cols) warps_k *= 2;
   const int64_t tile_rows = int64_t{kPatch} * (kWarps / warps_k);
   const int64_t tile_cols = int64_t{kWarpCols} * warps_k;
   const int64_t tiles_m = (rows + tile_rows - 1) / tile_rows;

@@ -26,15 +26,9 @@ __device__ __forceinline__ int64_t swizzle_pitch(const ScaleView& view) {
   return round_up(view.blocks, kSwizzleCols);
 }
 
-// Swizzled scales are written for the padding too, where `stored` must be 0.
+// A scale that is not swizzled.
 __device__ __forceinline__ void store_scale(const ScaleView& view, int64_t line, int64_t block,
                                             uint32_t stored) {
-  if (view.form == ScaleForm::swizzled) {
-    const int64_t pitch = swizzle_pitch(view);
-    if (line >= round_up(view.lines, kSwizzleRows) || block >= pitch) return;
-    static_cast<uint8_t*>(view.data)[swizzled(line, block, pitch)] = static_cast<uint8_t>(stored);
-    return;
-  }
   if (line >= view.lines || block >= view.blocks) return;
   const int64_t at = line * view.line + block * view.block;
   if (view.form == ScaleForm::e8m0) {
@@ -49,14 +43,42 @@ __device__ __forceinline__ void store_scale(const ScaleView& view, int64_t line,
   }
 }
 
-// What codes are multiplied by.
-__device__ __forceinline__ float load_scale(const ScaleView& view, int64_t line, int64_t block) {
-  if (view.form == ScaleForm::fp32) {
-    return __ldg(static_cast<const float*>(view.data) + line * view.line + block * view.block);
+// The scales of four blocks from `block` on, a multiple of 4. Where lines are not padded and hold a
+// multiple of 4, as most do, one store: strided single bytes cost as much as all of the codes.
+__device__ __forceinline__ void store_four(const ScaleView& view, int64_t line, int64_t block,
+                                           const uint32_t (&stored)[4]) {
+  const bool bytes = view.form != ScaleForm::fp32;
+  const uint32_t packed =
+      stored[0] | stored[1] << 8 | stored[2] << 16 | stored[3] << 24;  // of bytes
+  if (view.form == ScaleForm::swizzled) {  // padding too, whose scales are 0
+    const int64_t at = swizzled(line, block, swizzle_pitch(view));
+    *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(view.data) + at) = packed;
+  } else if (view.block == 1 && view.line % 4 == 0 && view.padding == 0) {
+    if (line >= view.lines) return;
+    const int64_t at = line * view.line + block;
+    if (bytes) {
+      *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(view.data) + at) = packed;
+    } else {
+      *reinterpret_cast<uint4*>(static_cast<float*>(view.data) + at) = {stored[0], stored[1],
+                                                                       stored[2], stored[3]};
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) store_scale(view, line, block + i, stored[i]);
   }
-  const int64_t at = view.form == ScaleForm::swizzled ? swizzled(line, block, swizzle_pitch(view))
-                                                      : line * view.line + block * view.block;
-  return e8m0_value(__ldg(static_cast<const uint8_t*>(view.data) + at));
+}
+
+// What codes are multiplied by, in two steps, so that many loads can be under way.
+__device__ __forceinline__ uint32_t load_scale(const ScaleView& view, int64_t line, int64_t block,
+                                               ScaleForm form) {
+  const int64_t at = form == ScaleForm::swizzled ? swizzled(line, block, swizzle_pitch(view))
+                                                 : line * view.line + block * view.block;
+  if (form == ScaleForm::fp32) return __ldg(static_cast<const uint32_t*>(view.data) + at);
+  return __ldg(static_cast<const uint8_t*>(view.data) + at);
+}
+
+__device__ __forceinline__ float scale_value(uint32_t stored, ScaleForm form) {
+  return form == ScaleForm::fp32 ? __uint_as_float(stored) : e8m0_value(stored);
 }
 
 }  // namespace ixt

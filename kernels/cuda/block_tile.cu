@@ -1,8 +1,9 @@
-// Quantize a tile of 128 x 128 or 128 x 64 elements at a time: every orientation that crosses rows.
+// Quantize a tile of 128 x 128 elements at a time: every orientation that crosses rows.
 //
 // The tile is read once, into registers. Codes are converted once for each orientation, from pairs
 // of one row or of one column, so no byte is ever moved inside a word; those of columns cross
-// shared memory (16 KiB) to leave in lines of 128 bytes.
+// shared memory (16 KiB) to leave in lines of 128 bytes. Scales leave last: those that lie apart
+// take one access each, which must not stand between the codes and their barrier.
 #include <algorithm>
 
 #include "block_scale.cuh"
@@ -11,81 +12,79 @@
 namespace ixt {
 namespace {
 
-#ifndef IXT_TILE_BLOCKS
-#define IXT_TILE_BLOCKS 3
-#endif
-#ifndef IXT_RASTER
-#define IXT_RASTER 1
-#endif
+constexpr int kTileCols = 128;
+constexpr int kTileThreads = 256;
+constexpr int kParts = 4;  // blocks of 32 in a line of the tile
 
-#ifndef IXT_NARROW
-#define IXT_NARROW 0
-#endif
+template <BlockKind kind>
+constexpr bool kBothSides = kind == BlockKind::lines || kind == BlockKind::beside;
 
-constexpr int kParts = 4;  // blocks of 32 in a line of the tile, at most
+// Thread blocks an SM: 80 registers a thread where both scales of a patch are needed, else 64.
+template <typename T, BlockKind kind>
+constexpr int kResident = sizeof(T) == 4 ? 2 : kBothSides<kind> ? 3 : 4;
 
 struct TileScales {
-  float part[2][kParts][kTileRows];    // amax of 32 elements of each row, of each column
-  float factor[2][kParts][kTileRows];  // of each block, at its first part
+  float part[2][kParts][kTileRows];  // amax of 32 elements of each row, of each column
+  float factor[2][kParts][kTileRows];
+  uint32_t stored[2][kParts][kTileRows];
 };
 
 struct TilePlace {
   int64_t m;  // first row
   int64_t k;  // first column
-  int64_t tile_m;
-  int64_t tile_k;
   bool first;
 };
 
-template <int Cols>
-constexpr int kTileThreads = Cols * 2;
-
-// Tiles of one column of IXT_RASTER tiles follow each other, then the next column's.
-__device__ __forceinline__ TilePlace tile_place(uint32_t tiles_k, int cols, bool backwards) {
-  const uint32_t tiles_m = gridDim.x / tiles_k;
-  const uint32_t at = backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-  const uint32_t band = at / (tiles_k * IXT_RASTER);
-  const uint32_t inside = at - band * (tiles_k * IXT_RASTER);
-  const uint32_t height = min(static_cast<uint32_t>(IXT_RASTER), tiles_m - band * IXT_RASTER);
-  const int64_t tile_k = inside / height;
-  const int64_t tile_m = band * IXT_RASTER + (inside - tile_k * height);
-  return {tile_m * kTileRows, tile_k * cols, tile_m, tile_k, at == 0};
+// The tile's lines and parts of one side.
+__device__ __forceinline__ int64_t first_line(const TilePlace& tile, int side) {
+  return side ? tile.k : tile.m;
+}
+__device__ __forceinline__ int64_t first_part(const TilePlace& tile, int side) {
+  return (side ? tile.m : tile.k) / kGroup;
 }
 
-// amax of the parts of a line -> factors and scales of its blocks.
-template <typename Format, int Cols>
-__device__ __forceinline__ void scale_line(const BlockArgs& a, const TilePlace& tile, int side,
-                                           int line, TileScales& shared) {
-  const ScaleView& view = a.side[side];
-  if (view.data == nullptr) return;
+// amax of the parts of a line -> factors and scales of its blocks. One thread a line of a side.
+template <typename Format>
+__device__ __forceinline__ void scale_line(const BlockArgs& a, const TilePlace& tile,
+                                           TileScales& shared) {
+  const int side = threadIdx.x / kTileRows;
+  const int line = threadIdx.x % kTileRows;
+  if (a.side[side].data == nullptr) return;
   const int step = a.group / kGroup;
-  const int parts = side ? kParts : Cols / kGroup;
-  const int64_t line_at = (side ? tile.k : tile.m) + line;
-  const int64_t block_at = (side ? tile.tile_m : tile.tile_k) * (parts / step);
-  uint32_t packed = 0;
 #pragma unroll 1
-  for (int b = 0; b < parts; b += step) {
+  for (int b = 0; b < kParts; b += step) {
     float amax = 0.0f;
     if (a.columns != nullptr) {
-      if (line_at < a.cols) amax = __ldg(a.columns + line_at);
+      if (tile.k + line < a.cols) amax = __ldg(a.columns + tile.k + line);
     } else {
 #pragma unroll 1
       for (int i = b; i < b + step; ++i) amax = fmaxf(amax, shared.part[side][i][line]);
     }
     const BlockScale scale = block_scale<Format>(amax, a.rule);
     shared.factor[side][b][line] = scale.factor;
-    packed |= scale.stored << (8 * b);
-    if (view.form != ScaleForm::swizzled) {
-      store_scale(view, line_at, block_at + b / step, scale.stored);
-    }
+    shared.stored[side][b][line] = scale.stored;
   }
-  if (view.form != ScaleForm::swizzled) return;
-  const int64_t pitch = swizzle_pitch(view);
-  uint8_t* out = static_cast<uint8_t*>(view.data) + swizzled(line_at, block_at, pitch);
-  if (parts == kParts) {  // this tile's scales are one tile of the layout
-    *reinterpret_cast<uint32_t*>(out) = packed;
-  } else if (block_at < pitch) {
-    *reinterpret_cast<uint16_t*>(out) = static_cast<uint16_t>(packed);
+}
+
+// Scales of lines, each by the thread that computed it.
+__device__ __forceinline__ void store_lines(const BlockArgs& a, const TilePlace& tile,
+                                            const TileScales& shared) {
+  const int side = threadIdx.x / kTileRows;
+  const int line = threadIdx.x % kTileRows;
+  const ScaleView& view = a.side[side];
+  if (view.data == nullptr) return;
+  const int step = a.group / kGroup;
+  const int64_t line_at = first_line(tile, side) + line;
+  const int64_t block_at = first_part(tile, side) / step;
+  if (step == 1) {
+    uint32_t stored[kParts];
+#pragma unroll
+    for (int b = 0; b < kParts; ++b) stored[b] = shared.stored[side][b][line];
+    store_four(view, line_at, block_at, stored);
+    return;
+  }
+  for (int b = 0; b < kParts; b += step) {
+    store_scale(view, line_at, block_at + b / step, shared.stored[side][b][line]);
   }
 }
 
@@ -99,81 +98,92 @@ __device__ __forceinline__ void read_factors(const TileScales& shared, int side,
   }
 }
 
-// Factors of a patch: of its rows and of its columns.
+// Factors of a patch: of its rows and of its columns. BlockKind::one has one, row[0].
 struct PatchFactors {
   float row[kPatch];
   float col[kPatch];
 };
 
-template <typename T, typename Format, int Cols>
+template <typename T, typename Format, BlockKind kind>
 __device__ __forceinline__ void line_factors(const BlockArgs& a, const TilePlace& tile,
                                              const PatchPlace& at, const Patch<T>& patch,
                                              TileScales& shared, PatchFactors& factors) {
-  if (a.side[0].data != nullptr) {
+  constexpr bool both = kBothSides<kind>;
+  const bool by_rows = both || (kind == BlockKind::crossed && a.side[0].data != nullptr);
+  const bool by_columns = both || kind == BlockKind::columns || !by_rows;
+  if (by_rows) {
     *reinterpret_cast<float2*>(&shared.part[0][at.col / 32][at.row + at.lane % 4 * 2]) =
         patch.row_amax(at.lane);
   }
-  if (a.side[1].data != nullptr && a.columns == nullptr) {
+  if (by_columns && (both || a.columns == nullptr)) {
     *reinterpret_cast<float2*>(&shared.part[1][at.row / 32][at.col + at.lane / 8 * 2]) =
         patch.column_amax(at.lane);
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < kTileRows + Cols; i += kTileThreads<Cols>) {
-    const int side = i >= kTileRows;
-    scale_line<Format, Cols>(a, tile, side, i - side * kTileRows, shared);
-  }
+  scale_line<Format>(a, tile, shared);
   __syncthreads();
   const int first = ~(a.group / kGroup - 1);
-  read_factors(shared, 0, at.col / 32 & first, at.row, factors.row);
-  read_factors(shared, 1, at.row / 32 & first, at.col, factors.col);
+  if (by_rows) read_factors(shared, 0, at.col / 32 & first, at.row, factors.row);
+  if (by_columns) read_factors(shared, 1, at.row / 32 & first, at.col, factors.col);
 }
 
-// The scale of the square block that holds this patch.
+// The factor of the square block that holds this patch; its scale is kept at [row / 32][col / 32].
 template <typename T, typename Format>
-__device__ __forceinline__ float square_factor(const BlockArgs& a, const TilePlace& tile,
-                                               const PatchPlace& at, const Patch<T>& patch,
-                                               TileScales& shared) {
+__device__ __forceinline__ float square_factor(const BlockArgs& a, const PatchPlace& at,
+                                               const Patch<T>& patch, TileScales& shared) {
   uint32_t word = patch.amax();
 #pragma unroll
   for (int bit : {1, 2, 8, 16}) {
     word = max_magnitude<T>(word, __shfl_xor_sync(0xFFFFFFFFu, word, bit));
   }
-  float* parts = &shared.part[0][0][0];
-  if ((at.lane & ~4) == 0) parts[at.row / 32 * kParts + at.col / 32] = magnitude<T>(word);
+  const bool first = (at.lane & ~4) == 0;  // of its 32 x 32 elements
+  const int part_row = at.row / kGroup;
+  const int part_col = at.col / kGroup;
+  if (first) shared.part[0][part_row][part_col] = magnitude<T>(word);
   __syncthreads();
   const int step = a.group / kGroup;
-  const int row = at.row / a.group * step;
-  const int col = at.col / a.group * step;
+  const int row = part_row & ~(step - 1);
+  const int col = part_col & ~(step - 1);
   float amax = 0.0f;
+#pragma unroll 1
   for (int i = 0; i < step; ++i) {
-    for (int j = 0; j < step; ++j) amax = fmaxf(amax, parts[(row + i) * kParts + col + j]);
+#pragma unroll 1
+    for (int j = 0; j < step; ++j) amax = fmaxf(amax, shared.part[0][row + i][col + j]);
   }
   const BlockScale scale = block_scale<Format>(amax, a.rule);
-#pragma unroll
-  for (int side = 0; side < 2; ++side) {
-    const ScaleView& view = a.side[side];
-    if (view.data == nullptr) continue;
-    const int line = side ? at.col : at.row;
-    const int across = side ? at.row : at.col;
-    if (across % a.group != 0) continue;
-    const int64_t line_at = (side ? tile.k : tile.m) + line;
-    const int64_t block = ((side ? tile.m : tile.k) + across) / a.group;
-    if (view.form == ScaleForm::swizzled) {  // every line of the block has the scale
-      for (int i = 0; i < kPatch; ++i) {
-        store_scale(view, line_at + i, block, line_at + i < view.lines ? scale.stored : 0u);
-      }
-    } else if (line % a.group == 0) {
-      store_scale(view, line_at / a.group, block, scale.stored);
-    }
-  }
+  if (first) shared.stored[0][part_row][part_col] = scale.stored;
   return scale.factor;
+}
+
+__device__ __forceinline__ void store_squares(const BlockArgs& a, const TilePlace& tile,
+                                              const TileScales& shared) {
+  const int side = threadIdx.x / kTileRows;
+  const int line = threadIdx.x % kTileRows;
+  const ScaleView& view = a.side[side];
+  if (view.data == nullptr) return;
+  const auto at = [&](int line_part, int part) {
+    return side ? shared.stored[0][part][line_part] : shared.stored[0][line_part][part];
+  };
+  if (view.form == ScaleForm::swizzled) {  // every line of a block has its scale
+    const int64_t line_at = first_line(tile, side) + line;
+    uint32_t stored[kParts];
+#pragma unroll
+    for (int b = 0; b < kParts; ++b) stored[b] = line_at < view.lines ? at(line / kGroup, b) : 0;
+    store_four(view, line_at, first_part(tile, side), stored);
+    return;
+  }
+  const int step = a.group / kGroup;
+  const int line_part = line / kParts;
+  const int part = line % kParts;
+  if (line_part >= kParts || (line_part | part) % step != 0) return;
+  store_scale(view, (first_line(tile, side) / kGroup + line_part) / step,
+              (first_part(tile, side) + part) / step, at(line_part, part));
 }
 
 // One scale for all of x, given or found by the kernel before this one.
 template <typename T, typename Format>
 __device__ __forceinline__ float whole_factor(const BlockArgs& a, const TilePlace& tile,
-                                              const PatchPlace& at, const Patch<T>& patch,
-                                              TileScales& shared) {
+                                              const Patch<T>& patch, TileScales& shared) {
   float scale;
   if (a.scale != nullptr) {
     scale = *a.scale;
@@ -190,11 +200,22 @@ __device__ __forceinline__ float whole_factor(const BlockArgs& a, const TilePlac
   return scale;
 }
 
-// Codes of the patch: those of columns to the staged tile, those of rows to `rows`, 8 bytes each.
+// Codes of the patch: 8 bytes of each row, by row scales or not, and (beside) by column scales; those
+// of columns go to the staged tile.
+struct PatchCodes {
+  uint2 row[kPatch];
+  uint2 beside[kPatch];
+};
+
+__device__ __forceinline__ void put_pair(uint2& codes, int p, uint32_t pair) {
+  uint32_t& word = p < 2 ? codes.x : codes.y;
+  word = p % 2 ? word | pair << 16 : pair;
+}
+
 template <typename T, typename Format, BlockKind kind>
 __device__ __forceinline__ void convert(const Patch<T>& patch, const PatchFactors& factors,
                                         const PatchPlace& at, bool by_rows, bool by_columns,
-                                        uint8_t* tile, uint2 (&rows)[kPatch]) {
+                                        uint8_t* tile, PatchCodes& codes) {
 #pragma unroll
   for (int p = 0; p < kPatch / 2; ++p) {
     float2 v[kPatch];
@@ -209,6 +230,10 @@ __device__ __forceinline__ void convert(const Patch<T>& patch, const PatchFactor
       if constexpr (kind == BlockKind::one) return value;
       return __fmul_rn(value, by_row ? factors.row[i] : factors.col[j]);
     };
+    const auto pair = [&](int i, bool by_row) {
+      return encode_pair<Format>(times(v[i].x, i, 2 * p, by_row),
+                                 times(v[i].y, i, 2 * p + 1, by_row));
+    };
     if (by_columns) {
       constexpr bool by_row = kind == BlockKind::crossed;
       const int j = 2 * p;
@@ -222,86 +247,99 @@ __device__ __forceinline__ void convert(const Patch<T>& patch, const PatchFactor
     if (!by_rows) continue;
 #pragma unroll
     for (int i = 0; i < kPatch; ++i) {
-      constexpr bool by_row = kind != BlockKind::crossed;
-      const uint32_t pair = encode_pair<Format>(times(v[i].x, i, 2 * p, by_row),
-                                                times(v[i].y, i, 2 * p + 1, by_row));
-      uint32_t& word = p < 2 ? rows[i].x : rows[i].y;
-      word = p % 2 ? word | pair << 16 : pair;
+      put_pair(codes.row[i], p, pair(i, kBothSides<kind>));
+      if constexpr (kind == BlockKind::beside) put_pair(codes.beside[i], p, pair(i, false));
     }
   }
 }
 
-template <typename T, typename Format, BlockKind kind, int Cols>
-__global__ void __launch_bounds__(kTileThreads<Cols>,
-                                  (sizeof(T) == 4 ? 2 : IXT_TILE_BLOCKS) * 128 / Cols)
+// Rows of codes leave from registers, or, where they allow no 8-byte store, by shared memory.
+__device__ __forceinline__ void store_rows(const BlockArgs& a, const TilePlace& tile,
+                                           const PatchPlace& at, const uint2 (&codes)[kPatch],
+                                           uint8_t* out, bool wide, uint8_t* staging) {
+  out += tile.m * a.cols + tile.k;
+  const int height = static_cast<int>(min(a.rows - tile.m, int64_t{kTileRows}));
+  const int width = static_cast<int>(min(a.cols - tile.k, int64_t{kTileCols}));
+  if (wide) {
+    if (at.col >= width) return;
+    out += at.row * a.cols + at.col;
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i) {
+      if (at.row + i < height) *reinterpret_cast<uint2*>(out + i * a.cols) = codes[i];
+    }
+    return;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kPatch; ++i) {
+    *reinterpret_cast<uint2*>(staging + staged(at.row + i, at.col)) = codes[i];
+  }
+  __syncthreads();
+  copy_staged(staging, out, a.cols, height, width, false);
+}
+
+template <typename T, typename Format, BlockKind kind>
+__global__ void __launch_bounds__(kTileThreads, kResident<T, kind>)
     quantize_tile(const __grid_constant__ BlockArgs a, uint32_t tiles_k, bool wide, bool wide_t) {
-  __shared__ __align__(16) uint8_t staging[Cols * kLineBytes];
+  __shared__ __align__(16) uint8_t staging[kTileCols * kLineBytes];
   __shared__ __align__(16) TileScales shared;
-  const TilePlace tile = tile_place(tiles_k, Cols, a.current != nullptr);
+  // A pass before this one left the end of x in the L2 cache: walk backwards.
+  const uint32_t index = a.current != nullptr ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+  const int64_t tile_m = index / tiles_k;
+  const int64_t tile_k = index % tiles_k;
+  const TilePlace tile{tile_m * kTileRows, tile_k * kTileCols, index == 0};
   const PatchPlace at;
   const int64_t row = tile.m + at.row;
   const int64_t col = tile.k + at.col;
   const int rows_left = static_cast<int>(min(a.rows - row, int64_t{kPatch}));
   const int cols_left = static_cast<int>(min(a.cols - col, int64_t{kPatch}));
+  const bool by_rows = kind != BlockKind::columns && a.codes != nullptr;
+  const bool by_columns = kind != BlockKind::beside && a.codes_t != nullptr;
   Patch<T> patch;
   patch.load(static_cast<const T*>(a.x) + row * a.stride + col, a.stride, rows_left, cols_left,
              wide);
   PatchFactors factors;
   if constexpr (kind != BlockKind::one) {
-    line_factors<T, Format, Cols>(a, tile, at, patch, shared, factors);
+    line_factors<T, Format, kind>(a, tile, at, patch, shared, factors);
   } else if (a.scale_inv != nullptr) {
-    factors.row[0] = whole_factor<T, Format>(a, tile, at, patch, shared);
+    factors.row[0] = whole_factor<T, Format>(a, tile, patch, shared);
   } else {
-    factors.row[0] = square_factor<T, Format>(a, tile, at, patch, shared);
+    factors.row[0] = square_factor<T, Format>(a, at, patch, shared);
   }
-  uint2 codes[kPatch];
-  convert<T, Format, kind>(patch, factors, at, a.codes != nullptr, a.codes_t != nullptr, staging,
-                           codes);
-  uint8_t* out = a.codes + row * a.cols + col;
-  if (a.codes != nullptr && wide && cols_left > 0) {
-#pragma unroll
-    for (int i = 0; i < kPatch; ++i) {
-      if (i < rows_left) *reinterpret_cast<uint2*>(out + i * a.cols) = codes[i];
-    }
+  PatchCodes codes;
+  convert<T, Format, kind>(patch, factors, at, by_rows, by_columns, staging, codes);
+  if (by_rows && wide) store_rows(a, tile, at, codes.row, a.codes, true, staging);
+  if (kind == BlockKind::beside && wide) {
+    store_rows(a, tile, at, codes.beside, a.codes_m, true, staging);
   }
-  const int height = static_cast<int>(min(a.rows - tile.m, int64_t{kTileRows}));
-  const int width = static_cast<int>(min(a.cols - tile.k, int64_t{Cols}));
-  if (a.codes_t != nullptr) {
-    __syncthreads();
-    copy_staged(staging, a.codes_t + tile.k * a.rows + tile.m, a.rows, width, height, wide_t);
+  __syncthreads();
+  if (by_columns) {
+    copy_staged(staging, a.codes_t + tile.k * a.rows + tile.m, a.rows,
+                static_cast<int>(min(a.cols - tile.k, int64_t{kTileCols})),
+                static_cast<int>(min(a.rows - tile.m, int64_t{kTileRows})), wide_t);
   }
-  if (a.codes == nullptr || wide) return;
-  // Rows that allow no 8-byte store leave through shared memory, 64 at a time.
-#pragma unroll 1
-  for (int half = 0; half < 2; ++half) {
-    __syncthreads();
-    if (at.row / 64 == half) {
-#pragma unroll
-      for (int i = 0; i < kPatch; ++i) {
-        *reinterpret_cast<uint2*>(staging + staged(at.row % 64 + i, at.col)) = codes[i];
-      }
-    }
-    __syncthreads();
-    copy_staged(staging, a.codes + (tile.m + 64 * half) * a.cols + tile.k, a.cols,
-                min(height - 64 * half, 64), width, false);
+  if constexpr (kind != BlockKind::one) {
+    store_lines(a, tile, shared);
+  } else if (a.scale_inv == nullptr) {
+    store_squares(a, tile, shared);
   }
+  if (wide) return;
+  if (by_rows) store_rows(a, tile, at, codes.row, a.codes, false, staging);
+  if (kind == BlockKind::beside) store_rows(a, tile, at, codes.beside, a.codes_m, false, staging);
 }
 
-template <typename T, typename Format, BlockKind kind, int Cols>
+template <typename T, typename Format, BlockKind kind>
 void launch_tiles(const BlockArgs& a, Target target) {
   const int64_t tiles_m = std::max<int64_t>(1, (a.rows + kTileRows - 1) / kTileRows);
-  const bool padded = a.side[0].form == ScaleForm::swizzled || a.side[1].form == ScaleForm::swizzled;
-  const int64_t cols = padded ? round_up(a.cols, kSwizzleRows) : a.cols;
-  const int64_t tiles_k = std::max<int64_t>(1, (cols + Cols - 1) / Cols);
-  IXT_CHECK(tiles_m * tiles_k <= 0x7FFFFFFF, "`x` must have at most 2**44 elements, got ",
+  const int64_t tiles_k = std::max<int64_t>(1, (a.cols + kTileCols - 1) / kTileCols);
+  IXT_CHECK(tiles_m * tiles_k <= 0x7FFFFFFF, "`x` must have at most 2**45 elements, got ",
             a.rows * a.cols);
   const bool wide =
       aligned16(a.x) && (a.stride * sizeof(T) % 16 == 0 || a.rows <= 1) && a.cols % kPatch == 0;
   const bool wide_t = a.rows % 16 == 0;
-  auto* kernel = quantize_tile<T, Format, kind, Cols>;
+  auto* kernel = quantize_tile<T, Format, kind>;
   const bool overlap = a.current != nullptr && can_overlap(target.device, kernel);
-  launch(kernel, tiles_m * tiles_k, kTileThreads<Cols>, target.stream, overlap, a, tiles_k, wide,
-         wide_t);
+  launch(kernel, tiles_m * tiles_k, kTileThreads, target.stream, overlap, a, tiles_k, wide, wide_t);
 }
 
 }  // namespace
@@ -310,20 +348,17 @@ void launch_block_tiles(const BlockArgs& args, BlockKind kind, Float in, Fp8 out
   with_types<bf16, f16>(in, out, [&](auto t, auto format) {
     using T = decltype(t);
     using Format = decltype(format);
-    if (kind == BlockKind::lines) {
-#if IXT_NARROW
-      if (args.group < 128 || args.side[0].data == nullptr) {
-        return launch_tiles<T, Format, BlockKind::lines, 64>(args, target);
-      }
-#endif
-      launch_tiles<T, Format, BlockKind::lines, 128>(args, target);
-    } else if (kind == BlockKind::crossed) {
-      launch_tiles<T, Format, BlockKind::crossed, 128>(args, target);
-    } else {
-#if IXT_NARROW
-      if (args.group < 128) return launch_tiles<T, Format, BlockKind::one, 64>(args, target);
-#endif
-      launch_tiles<T, Format, BlockKind::one, 128>(args, target);
+    switch (kind) {
+      case BlockKind::lines:
+        return launch_tiles<T, Format, BlockKind::lines>(args, target);
+      case BlockKind::beside:
+        return launch_tiles<T, Format, BlockKind::beside>(args, target);
+      case BlockKind::columns:
+        return launch_tiles<T, Format, BlockKind::columns>(args, target);
+      case BlockKind::crossed:
+        return launch_tiles<T, Format, BlockKind::crossed>(args, target);
+      case BlockKind::one:
+        return launch_tiles<T, Format, BlockKind::one>(args, target);
     }
   });
 }

@@ -33,8 +33,10 @@ struct BlockRule {
 };
 
 enum class BlockKind : int {
-  lines,    // codes by row scales, codes_t by column scales
-  crossed,  // codes by column scales, codes_t by row scales
+  lines,    // codes by row scales and codes_t by column scales
+  beside,   // codes by row scales and codes_m by column scales
+  columns,  // codes_t by column scales
+  crossed,  // codes by column scales, or codes_t by row scales
   one,      // one scale a square block, or for all of x
 };
 
@@ -45,10 +47,11 @@ struct BlockArgs {
   int64_t stride;    // elements between rows of x
   uint8_t* codes;    // (rows, cols), or nullptr
   uint8_t* codes_t;  // (cols, rows), or nullptr
+  uint8_t* codes_m;  // (rows, cols), or nullptr
   ScaleView side[2];
   BlockRule rule;
   int group;              // elements along a block: 32, 64 or 128
-  const float* columns;   // lines, crossed: the amax of each column, which a pass before this found
+  const float* columns;   // columns, crossed: each column's amax, which a pass before this one found
   const float* scale;     // one: the scale is given,
   const float* current;   // or follows from this amax, which the kernel before this one found;
   float* scale_inv;       // both write it here

@@ -41,7 +41,8 @@ QuantizedBoth quantize_fp8_block_both(const Tensor& x, ScalarType dtype, int64_t
   const BlockInput input(x, dtype);
   IXT_CHECK(is_group(block), "`block` must be 32, 64 or 128, got ", block);
   const BlockRule rule = fp8_rule(input, eps, pow2);
-  return quantize_blocks_both(x, input, static_cast<int>(block), square, rule, is_gemm(layout));
+  return quantize_blocks_both(x, input, static_cast<int>(block), square, true, rule,
+                              is_gemm(layout));
 }
 
 Output dequantize_fp8_block(const Tensor& codes, const Tensor& scale_inv, int64_t block_m,

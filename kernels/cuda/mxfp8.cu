@@ -28,12 +28,7 @@ QuantizedBoth quantize_mxfp8_both(const Tensor& x, ScalarType dtype, bool square
                                   const std::string& mode, const std::string& layout) {
   const BlockInput input(x, dtype);
   const BlockRule rule = mx_rule(mode);
-  const bool gemm = is_gemm(layout);
-  if (transposed) return quantize_blocks_both(x, input, kMxBlock, square, rule, gemm);
-  const int64_t other = square ? kMxBlock : 1;
-  auto [codes, scales] = quantize_blocks(x, input, {other, kMxBlock}, false, rule, gemm);
-  auto [codes_m, scales_m] = quantize_blocks(x, input, {kMxBlock, other}, false, rule, gemm);
-  return {std::move(codes), std::move(scales), std::move(codes_m), std::move(scales_m)};
+  return quantize_blocks_both(x, input, kMxBlock, square, transposed, rule, is_gemm(layout));
 }
 
 Output dequantize_mxfp8(const Tensor& codes, const Tensor& scales, int64_t block_m, int64_t block_k,
