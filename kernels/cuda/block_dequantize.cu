@@ -1,5 +1,8 @@
-// Dequantize codes with a scale a block: a few rows x 8 columns a thread, with one scale a row or one
-// a column; a warp takes 256 columns.
+// Dequantize codes with a scale a block: a few rows x 8 columns a thread, with one scale a row or
+// one a column; a warp takes 256 columns.
+//
+// Loading the scales of a warp's rows by one lane each and passing them on by shuffles was slower
+// by 4 %, and so were 2 or 8 rows a thread.
 #include <algorithm>
 
 #include "block_scale.cuh"
@@ -8,13 +11,6 @@
 
 namespace ixt {
 namespace {
-
-#ifndef IXT_DEQ_ROWS
-#define IXT_DEQ_ROWS 4
-#endif
-#ifndef IXT_DEQ_WARPS_K
-#define IXT_DEQ_WARPS_K 8
-#endif
 
 constexpr int kDequantizeThreads = 256;
 constexpr int kWarps = kDequantizeThreads / kWarp;
@@ -66,26 +62,36 @@ __device__ __forceinline__ uint2 load_codes(const uint8_t* __restrict__ codes, i
 // PerColumn: the rows of a thread share the scales of their 8 columns; else the columns share one a
 // row. No block ends between the rows of a thread.
 template <bool PerColumn>
-constexpr int kRows = PerColumn ? 8 : IXT_DEQ_ROWS;
+constexpr int kRows = PerColumn ? 8 : 4;
 
-template <bool PerColumn, int N>
+template <bool PerColumn, ScaleForm form, int N>
 __device__ __forceinline__ void load_scales(const DequantizeArgs& a, int64_t row, int64_t col,
-                                            int count, ScaleForm form, uint32_t (&scale)[N]) {
-  const int64_t block_row = row / a.block_m;
-  const int64_t block_col = col / a.block_k;
+                                            int count, uint32_t (&stored)[N]) {
+  const int64_t block_row = block_index(row, a.block_m);
+  const int64_t block_col = block_index(col, a.block_k);
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const int64_t m = !PerColumn && a.block_m == 1 ? row + i : block_row;
     const int64_t k = PerColumn ? col + i : block_col;
     const int64_t line = a.lines_are_columns ? k : m * a.line_step;
-    scale[i] = i < count ? load_scale(a.scales, line, a.lines_are_columns ? m : k, form) : 0;
+    stored[i] = i < count ? load_scale<form>(a.scales, line, a.lines_are_columns ? m : k) : 0;
   }
+}
+
+// The e8m0 scales of 8 columns at once.
+__device__ __forceinline__ void load_eight(const DequantizeArgs& a, int64_t row, int64_t col,
+                                           uint32_t (&stored)[kPatch]) {
+  const int64_t at = block_index(row, a.block_m) * a.scales.line + col;
+  const uint2 v =
+      __ldg(reinterpret_cast<const uint2*>(static_cast<const uint8_t*>(a.scales.data) + at));
+#pragma unroll
+  for (int i = 0; i < kPatch; ++i) stored[i] = (i < 4 ? v.x : v.y) >> (8 * (i % 4)) & 0xFFu;
 }
 
 template <typename T, typename Format, bool PerColumn>
 __global__ void __launch_bounds__(kDequantizeThreads)
     dequantize_blocks(const __grid_constant__ DequantizeArgs a, uint32_t tiles_k, int warps_k,
-                      bool wide) {
+                      bool wide, bool eight) {
   constexpr int R = kRows<PerColumn>;
   constexpr int S = PerColumn ? kPatch : R;
   const int warp = threadIdx.x / kWarp;
@@ -108,11 +114,13 @@ __global__ void __launch_bounds__(kDequantizeThreads)
   const int count = PerColumn ? cols : rows;
   const ScaleForm form = a.scales.form;
   if (form == ScaleForm::fp32) {
-    load_scales<PerColumn>(a, row, col, count, ScaleForm::fp32, stored);
-  } else if (form == ScaleForm::e8m0) {
-    load_scales<PerColumn>(a, row, col, count, ScaleForm::e8m0, stored);
+    load_scales<PerColumn, ScaleForm::fp32>(a, row, col, count, stored);
+  } else if (form == ScaleForm::swizzled) {
+    load_scales<PerColumn, ScaleForm::swizzled>(a, row, col, count, stored);
+  } else if (PerColumn && eight) {
+    if constexpr (PerColumn) load_eight(a, row, col, stored);
   } else {
-    load_scales<PerColumn>(a, row, col, count, ScaleForm::swizzled, stored);
+    load_scales<PerColumn, ScaleForm::e8m0>(a, row, col, count, stored);
   }
   float scale[S];
 #pragma unroll
@@ -129,8 +137,9 @@ __global__ void __launch_bounds__(kDequantizeThreads)
 
 template <typename T, typename Format, bool PerColumn>
 void launch_dequantize_blocks(const DequantizeArgs& a, Target target) {
+  // Scales of columns are shared by warps below each other, those of rows lie side by side.
   int warps_k = 1;
-  while (warps_k < IXT_DEQ_WARPS_K && warps_k * kWarpCols < a.cols) warps_k *= 2;
+  while (!PerColumn && warps_k < kWarps && warps_k * kWarpCols < a.cols) warps_k *= 2;
   const int64_t tile_rows = int64_t{kRows<PerColumn>} * (kWarps / warps_k);
   const int64_t tile_cols = int64_t{kWarpCols} * warps_k;
   const int64_t tiles_m = (a.rows + tile_rows - 1) / tile_rows;
@@ -138,8 +147,11 @@ void launch_dequantize_blocks(const DequantizeArgs& a, Target target) {
   IXT_CHECK(tiles_m * tiles_k <= 0x7FFFFFFF, "`codes` must have at most 2**42 elements, got ",
             a.rows * a.cols);
   const bool wide = reinterpret_cast<uintptr_t>(a.codes) % kPatch == 0 && a.cols % kPatch == 0;
+  const bool eight = a.scales.form == ScaleForm::e8m0 && a.scales.block == 1 &&
+                     a.scales.line % kPatch == 0 && a.cols % kPatch == 0 &&
+                     reinterpret_cast<uintptr_t>(a.scales.data) % kPatch == 0;
   launch(dequantize_blocks<T, Format, PerColumn>, tiles_m * tiles_k, kDequantizeThreads,
-         target.stream, false, a, tiles_k, warps_k, wide);
+         target.stream, false, a, tiles_k, warps_k, wide, eight);
 }
 
 }  // namespace

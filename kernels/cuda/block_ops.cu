@@ -2,6 +2,41 @@
 #include "block_ops.h"
 
 namespace ixt {
+namespace {
+
+// Below this many elements the second launch costs more than it saves.
+constexpr int64_t kSpreadElements = int64_t{1} << 25;
+
+// Scales that lie in lines of a large tensor are first written side by side: see block_scales.cu.
+// Where a tile has one side only, it is not worth it.
+class SpreadScales {
+ public:
+  SpreadScales(BlockArgs& args, Place place) {
+    if (args.rows * args.cols <= kSpreadElements) return;
+    for (int side = 0; side < 2; ++side) {
+      ScaleView& view = args.side[side];
+      const bool bytes = view.form == ScaleForm::e8m0;
+      const int64_t words = bytes ? view.blocks / 4 : view.blocks;
+      const bool in_lines = view.form != ScaleForm::swizzled && view.block == 1 && words > 1;
+      if (!in_lines || (bytes && view.blocks % 4 != 0)) continue;
+      buffers_.push_back(empty_matrix(words, view.lines, dtype_codes().f32, place));
+      spread_.matrix[side] = {buffers_.back().data<uint32_t>(), static_cast<uint32_t*>(view.data),
+                              view.lines, words};
+      view.data = buffers_.back().data();
+      view.form = bytes ? ScaleForm::stacked : ScaleForm::fp32;
+      view.line = 1;
+      view.block = view.lines;
+    }
+  }
+
+  void finish(Target target) const { launch_spread_scales(spread_, target); }
+
+ private:
+  std::vector<Output> buffers_;  // freed on return, which the allocator orders after the kernels
+  SpreadArgs spread_{};
+};
+
+}  // namespace
 
 Quantized quantize_blocks(const Tensor& x, const BlockInput& input, BlockShape block,
                           bool transposed, const BlockRule& rule, bool gemm) {
@@ -49,10 +84,15 @@ QuantizedBoth quantize_blocks_both(const Tensor& x, const BlockInput& input, int
   args.side[0] = scales.view;
   args.side[1] = other_scales.view;
   if (args.rows > 0 && args.cols > 0) {
-    const BlockKind kind = square       ? BlockKind::one
-                           : transposed ? BlockKind::lines
-                                        : BlockKind::beside;
-    launch_block_tiles(args, kind, input.in, input.out, target_on(input.place));
+    const Target target = target_on(input.place);
+    if (square) {
+      launch_block_tiles(args, BlockKind::one, input.in, input.out, target);
+    } else {
+      const SpreadScales spread(args, input.place);
+      launch_block_tiles(args, transposed ? BlockKind::lines : BlockKind::beside, input.in,
+                         input.out, target);
+      spread.finish(target);
+    }
   }
   return {std::move(codes), std::move(scales.tensor), std::move(other),
           std::move(other_scales.tensor)};

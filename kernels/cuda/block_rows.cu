@@ -10,18 +10,7 @@
 namespace ixt {
 namespace {
 
-#ifndef IXT_ROWS_BLOCKS
-#define IXT_ROWS_BLOCKS 4
-#endif
-#ifndef IXT_ROWS_WARPS_K
-#define IXT_ROWS_WARPS_K 8
-#endif
-
-#ifndef IXT_ROWS_THREADS
-#define IXT_ROWS_THREADS 256
-#endif
-
-constexpr int kRowThreads = IXT_ROWS_THREADS;
+constexpr int kRowThreads = 256;
 constexpr int kWarps = kRowThreads / kWarp;
 constexpr int kWarpCols = kWarp * kPatch;
 
@@ -34,7 +23,7 @@ __device__ __forceinline__ void store_row_scale(const ScaleView& view, int64_t l
 }
 
 template <typename T, typename Format>
-__global__ void __launch_bounds__(kRowThreads, (sizeof(T) == 4 ? 2 : IXT_ROWS_BLOCKS) * 256 / kRowThreads)
+__global__ void __launch_bounds__(kRowThreads, sizeof(T) == 4 ? 2 : 4)
     quantize_block_rows(const __grid_constant__ BlockArgs a, uint32_t tiles_k, int warps_k,
                         bool wide) {
   const int lane = threadIdx.x % kWarp;
@@ -59,7 +48,7 @@ __global__ void __launch_bounds__(kRowThreads, (sizeof(T) == 4 ? 2 : IXT_ROWS_BL
   const BlockScale odd = block_scale<Format>(amax.y, a.rule);
   if ((lane & (lanes - 1)) < 4) {
     const int64_t line = row + lane % 4 * 2;
-    const int64_t block = col / a.group;
+    const int64_t block = block_index(col, a.group);
     store_row_scale(a.side[0], line, block, even.stored);
     store_row_scale(a.side[0], line + 1, block, odd.stored);
   }
@@ -95,8 +84,8 @@ void launch_rows(const BlockArgs& a, Target target) {
   const bool padded = a.side[0].form == ScaleForm::swizzled;
   const int64_t rows = padded ? round_up(a.rows, kSwizzleRows) : a.rows;
   const int64_t cols = padded ? round_up(a.cols, kSwizzleCols * a.group) : a.cols;
-  int warps_k = 1;
-  while (warps_k < std::min(IXT_ROWS_WARPS_K, kWarps) && warps_k * kWarpCols < cols) warps_k *= 2;
+  int warps_k = 1;  // side by side, so that neighbouring scales are written together
+  while (warps_k < kWarps && warps_k * kWarpCols < cols) warps_k *= 2;
   const int64_t tile_rows = int64_t{kPatch} * (kWarps / warps_k);
   const int64_t tile_cols = int64_t{kWarpCols} * warps_k;
   const int64_t tiles_m = (rows + tile_rows - 1) / tile_rows;

@@ -7,6 +7,11 @@
 
 namespace ixt {
 
+// at / size, for the size of a block, a power of two.
+__device__ __forceinline__ int64_t block_index(int64_t at, int size) {
+  return at >> (__ffs(size) - 1);
+}
+
 struct BlockScale {
   float factor;     // what elements are multiplied by
   uint32_t stored;  // fp32: the bits of 1 / factor; e8m0: the exponent
@@ -53,6 +58,9 @@ __device__ __forceinline__ void store_four(const ScaleView& view, int64_t line, 
   if (view.form == ScaleForm::swizzled) {  // padding too, whose scales are 0
     const int64_t at = swizzled(line, block, swizzle_pitch(view));
     *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(view.data) + at) = packed;
+  } else if (view.form == ScaleForm::stacked) {
+    if (line >= view.lines || block >= view.blocks) return;
+    static_cast<uint32_t*>(view.data)[block / 4 * view.lines + line] = packed;
   } else if (view.block == 1 && view.line % 4 == 0 && view.padding == 0) {
     if (line >= view.lines) return;
     const int64_t at = line * view.line + block;
@@ -69,12 +77,15 @@ __device__ __forceinline__ void store_four(const ScaleView& view, int64_t line, 
 }
 
 // What codes are multiplied by, in two steps, so that many loads can be under way.
-__device__ __forceinline__ uint32_t load_scale(const ScaleView& view, int64_t line, int64_t block,
-                                               ScaleForm form) {
+template <ScaleForm form>
+__device__ __forceinline__ uint32_t load_scale(const ScaleView& view, int64_t line, int64_t block) {
   const int64_t at = form == ScaleForm::swizzled ? swizzled(line, block, swizzle_pitch(view))
                                                  : line * view.line + block * view.block;
-  if (form == ScaleForm::fp32) return __ldg(static_cast<const uint32_t*>(view.data) + at);
-  return __ldg(static_cast<const uint8_t*>(view.data) + at);
+  if constexpr (form == ScaleForm::fp32) {
+    return __ldg(static_cast<const uint32_t*>(view.data) + at);
+  } else {
+    return __ldg(static_cast<const uint8_t*>(view.data) + at);
+  }
 }
 
 __device__ __forceinline__ float scale_value(uint32_t stored, ScaleForm form) {

@@ -75,7 +75,7 @@ __device__ __forceinline__ void store_lines(const BlockArgs& a, const TilePlace&
   if (view.data == nullptr) return;
   const int step = a.group / kGroup;
   const int64_t line_at = first_line(tile, side) + line;
-  const int64_t block_at = first_part(tile, side) / step;
+  const int64_t block_at = block_index(first_part(tile, side), step);
   if (step == 1) {
     uint32_t stored[kParts];
 #pragma unroll
@@ -84,7 +84,7 @@ __device__ __forceinline__ void store_lines(const BlockArgs& a, const TilePlace&
     return;
   }
   for (int b = 0; b < kParts; b += step) {
-    store_scale(view, line_at, block_at + b / step, shared.stored[side][b][line]);
+    store_scale(view, line_at, block_index(b, step) + block_at, shared.stored[side][b][line]);
   }
 }
 
@@ -176,8 +176,8 @@ __device__ __forceinline__ void store_squares(const BlockArgs& a, const TilePlac
   const int line_part = line / kParts;
   const int part = line % kParts;
   if (line_part >= kParts || (line_part | part) % step != 0) return;
-  store_scale(view, (first_line(tile, side) / kGroup + line_part) / step,
-              (first_part(tile, side) + part) / step, at(line_part, part));
+  store_scale(view, block_index(first_line(tile, side) / kGroup + line_part, step),
+              block_index(first_part(tile, side) + part, step), at(line_part, part));
 }
 
 // One scale for all of x, given or found by the kernel before this one.
@@ -200,8 +200,8 @@ __device__ __forceinline__ float whole_factor(const BlockArgs& a, const TilePlac
   return scale;
 }
 
-// Codes of the patch: 8 bytes of each row, by row scales or not, and (beside) by column scales; those
-// of columns go to the staged tile.
+// Codes of the patch: 8 bytes of each row and (beside) 8 more by column scales; those of columns go
+// to the staged tile.
 struct PatchCodes {
   uint2 row[kPatch];
   uint2 beside[kPatch];
@@ -295,6 +295,7 @@ __global__ void __launch_bounds__(kTileThreads, kResident<T, kind>)
   const int cols_left = static_cast<int>(min(a.cols - col, int64_t{kPatch}));
   const bool by_rows = kind != BlockKind::columns && a.codes != nullptr;
   const bool by_columns = kind != BlockKind::beside && a.codes_t != nullptr;
+  pdl_trigger();  // spread_scales, if it follows, waits for all of this
   Patch<T> patch;
   patch.load(static_cast<const T*>(a.x) + row * a.stride + col, a.stride, rows_left, cols_left,
              wide);

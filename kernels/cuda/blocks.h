@@ -11,6 +11,7 @@ namespace ixt {
 enum class ScaleForm : int {
   fp32,      // 1 / scale
   e8m0,      // one byte
+  stacked,   // e8m0, four blocks a word; the words of neighbouring lines lie side by side
   swizzled,  // one byte, where common/scale_layout.h says
 };
 
@@ -51,7 +52,7 @@ struct BlockArgs {
   ScaleView side[2];
   BlockRule rule;
   int group;              // elements along a block: 32, 64 or 128
-  const float* columns;   // columns, crossed: each column's amax, which a pass before this one found
+  const float* columns;   // columns, crossed: the amax of each, which the pass before found
   const float* scale;     // one: the scale is given,
   const float* current;   // or follows from this amax, which the kernel before this one found;
   float* scale_inv;       // both write it here
@@ -60,6 +61,20 @@ struct BlockArgs {
 
 // Any orientation that crosses rows. `x` is read once.
 void launch_block_tiles(const BlockArgs& args, BlockKind kind, Float in, Fp8 out, Target target);
+
+// Words of scales, (words, lines), to be transposed.
+struct SpreadMatrix {
+  const uint32_t* from;
+  uint32_t* to;
+  int64_t lines;
+  int64_t words;
+};
+struct SpreadArgs {
+  SpreadMatrix matrix[2];  // either may be empty
+};
+
+// The second step of launch_block_tiles where scales were written side by side.
+void launch_spread_scales(const SpreadArgs& args, Target target);
 
 // codes by row scales only.
 void launch_block_rows(const BlockArgs& args, Float in, Fp8 out, Target target);

@@ -10,8 +10,8 @@ BlockShape check_block(int64_t m, int64_t k) {
   const int64_t size = m > k ? m : k;
   const int64_t other = m > k ? k : m;
   IXT_CHECK(is_group(size) && (other == 1 || other == size),
-            "`block_m` and `block_k` must be (1, G), (G, 1) or (G, G) with G = 32, 64 or 128, got (",
-            m, ", ", k, ")");
+            "`block_m` and `block_k` must be (1, G), (G, 1) or (G, G) with G = 32, 64 or 128, ",
+            "got (", m, ", ", k, ")");
   return {m, k};
 }
 

@@ -74,8 +74,8 @@ Quantized quantize_fp8_column(const Tensor& x, ScalarType dtype, bool transposed
   args.columns = amax.data<float>();
   args.side[1] = {scale_inv.data(), ScaleForm::fp32, cols, 1, 1, 1, 0};
   launch_column_amax(args.x, args.rows, cols, args.stride, amax.data<float>(), input.in, target);
-  launch_block_tiles(args, transposed ? BlockKind::columns : BlockKind::crossed, input.in, input.out,
-                     target);
+  const BlockKind kind = transposed ? BlockKind::columns : BlockKind::crossed;
+  launch_block_tiles(args, kind, input.in, input.out, target);
   return {std::move(codes), std::move(scale_inv)};
 }
 
