@@ -110,9 +110,7 @@ def quantize_int8_mode(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
     return torch.where(codes.isnan(), 0.0, codes).to(torch.int8).contiguous(), scale
 
 
-def quantize_nvfp4_mode(
-    x: Tensor, global_scale: Tensor | None, mode: str
-) -> tuple[Tensor, Tensor]:
+def quantize_nvfp4_mode(x: Tensor, global_scale: Tensor | None, mode: str) -> tuple[Tensor, Tensor]:
     """Quantize to NVFP4 along rows by another library's rule for the block scales.
 
     Args:

@@ -143,9 +143,7 @@ def dequantize_int4(
     return Call("dequantize_int4", args, (cases.from_raw(bits, dtype),), label)
 
 
-def update(
-    history: Tensor, scale: Tensor, dtype: torch.dtype, margin: int, algorithm: str
-) -> Call:
+def update(history: Tensor, scale: Tensor, dtype: torch.dtype, margin: int, algorithm: str) -> Call:
     moved, updated = oracle.update_scale(
         cases.floats(history), cases.floats(scale), torch.finfo(dtype).max, margin, algorithm
     )

@@ -166,13 +166,17 @@ def _updates() -> Iterator[ints.Call]:
 scaling_algorithms = ("max", "most_recent")
 
 
+def _dense(t: Tensor) -> Tensor:
+    return t.clone(memory_format=torch.contiguous_format)
+
+
 @device_
 def test_update_fp8_scale(device: str) -> None:
     for call in _updates():
         ints.run(call, device)
         args = ints.own(call.on(device))
         assert ixt.ops.scaling.update_fp8_scale_(*args) is None
-        call.check(tuple(a.clone(memory_format=torch.contiguous_format) for a in args[:2]), f"in place, {device}")
+        call.check(tuple(map(_dense, args[:2])), f"in place, {device}")
 
 
 # ---- compiled ----
@@ -314,7 +318,7 @@ def test_compiled_update(plugin: None, device: str) -> None:
             return s * 2
 
         doubled = torch.compile(in_place, fullgraph=True, dynamic=False)(*args[:2])
-        call.check(tuple(a.clone(memory_format=torch.contiguous_format) for a in args[:2]), f"compiled in place, {device}")
+        call.check(tuple(map(_dense, args[:2])), f"compiled in place, {device}")
         assert torch.equal(doubled, args[1] * 2) or args[1].isnan().any()
         registry.clear_records()
 

@@ -1,7 +1,7 @@
 """Bandwidth of the integer, amax and scaling ops: `python ints.py [out.json] [--compiled]`.
 
 Every byte that must move is counted once (the whole-tensor op reads its input twice: 5n), and
-compared with the copy of the same run.
+compared with the copy of the same tensor in the same run.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from typing import Any
 import torch
 
 import inductor_ext as ixt
-from inductor_ext.bench.timing import copy_bandwidth, device_time, host_time
+from inductor_ext.bench.timing import device_time, host_time
 
 SHAPES = ((16384, 8192), (8192, 4096), (4096, 14336))
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 OPS = torch.ops.inductor_ext
+COMPILED = ("int8 row", "int8 tensor", "int8 1x128", "int4 symmetric 128", "dequantize int8 row",
+            "dequantize int4 symmetric")  # fmt: skip
 
 
 def cases(x: torch.Tensor) -> dict[str, tuple[Any, tuple[Any, ...], float]]:
@@ -62,22 +64,32 @@ def lowered(op: Any) -> Callable[..., Any]:
     return torch.compile(call, fullgraph=True, dynamic=False)
 
 
+def copy_bandwidth(x: torch.Tensor) -> float:
+    """Bytes a second, read plus written, of a copy of ``x``."""
+    y = torch.empty_like(x)
+    return 2 * x.nbytes / (device_time(lambda: y.copy_(x), x.device) * 1e-6)
+
+
 def measure(compiled: bool) -> list[dict[str, Any]]:
     device = torch.device("cuda")
-    copy = copy_bandwidth(16384 * 8192, device)
-    print(f"{torch.cuda.get_device_name()}, copy {copy / 1e12:.2f} TB/s", flush=True)
+    print(torch.cuda.get_device_name(), flush=True)
     results = []
     for shape in SHAPES[: 1 if compiled else None]:
         for dtype in DTYPES[: 1 if compiled else None]:
             x = torch.randn(shape, device=device).to(dtype)
+            copy = copy_bandwidth(x)
+            read = device_time(lambda x=x: x.view(torch.int32).amax(), device)
+            told = f"{shape[0]} x {shape[1]} {str(dtype).removeprefix('torch.')}"
+            print(f"{told}: copy {copy / 1e12:.2f} TB/s, int32 amax {read:.1f} us", flush=True)
             for name, (op, args, moved) in cases(x).items():
+                if compiled and name not in COMPILED:
+                    continue
                 call = lowered(op) if compiled else op
                 call(*args)
                 us = device_time(lambda call=call, args=args: call(*args), device)
                 percent = 100 * moved / (us * 1e-6) / copy
                 entry = {"op": name, "shape": shape, "dtype": str(dtype), "us": us}
                 results.append(entry | {"percent of copy": percent, "compiled": compiled})
-                told = f"{shape[0]} x {shape[1]} {str(dtype).removeprefix('torch.')}"
                 print(f"{told:24s} {name:28s} {us:8.1f} us {percent:6.1f} %", flush=True)
     return results
 
@@ -90,7 +102,8 @@ def updates() -> None:
         args = (history, scale, torch.float8_e4m3fn)
         us = device_time(lambda args=args: OPS.update_fp8_scale_(*args), device)
         host = host_time(lambda args=args: OPS.update_fp8_scale_(*args), device)
-        print(f"update_fp8_scale_ {shape!s:14s} {us:8.1f} us on the device, {host:5.1f} on the host")
+        told = f"{us:8.1f} us on the device, {host:5.1f} on the host"
+        print(f"update_fp8_scale_ {shape!s:14s} {told}")
     x = torch.randn(16, 4096, device=device, dtype=torch.bfloat16)
     host = host_time(lambda: OPS.quantize_int8_row(x), device)
     print(f"quantize_int8_row 16 x 4096 {host:5.1f} us on the host")
