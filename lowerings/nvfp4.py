@@ -301,11 +301,22 @@ def _swizzled(scales: Any, result: _Result) -> Any:
     def element(index: Sequence[Any]) -> Any:
         row_tile, column_tile, row, quarter, column = index
         place = [row_tile * 128 + quarter * 32 + row, column_tile * 4 + column]
-        value = load_within(scale, place, bounds, 0.0)
-        return ops.to_dtype(value, _SCALE)
+        return ops.to_dtype(load_within(scale, place, bounds, 0.0), _SCALE)
 
-    tiles = [FloorDiv(size[0], 128), FloorDiv(size[1], 4), 32, 4, 4]
-    return reshaped(pointwise(scales, _SCALE, tiles, element), size)
+    if all(isinstance(n, int) or n.is_number for n in size):
+        tiles = [FloorDiv(size[0], 128), FloorDiv(size[1], 4), 32, 4, 4]
+        return reshaped(pointwise(scales, _SCALE, tiles, element), size)
+
+    def in_order(index: Sequence[Any]) -> Any:
+        """The same by row and column: to reshape symbolic sizes can tie them to their values."""
+        row, column = index
+        within = ModularIndexing(row, 1, 128) * size[1] + column  # the tiles of 128 rows
+        split = ModularIndexing(within, 16, 32), ModularIndexing(within, 4, 4)
+        return element(
+            [FloorDiv(row, 128), FloorDiv(within, 512), *split, ModularIndexing(within, 1, 4)]
+        )
+
+    return pointwise(scales, _SCALE, size, in_order)
 
 
 def _unswizzled(scales: Any) -> Expression:

@@ -44,17 +44,21 @@ class Words:
     def multiply(self, a: Any, factor: int) -> tuple[Any, Any]:
         """Return the high and the low word of a product."""
         if not self.wide:
-            high = ops.inline_asm_elementwise(
-                a, self.constant(factor), asm="mul.hi.u32 $0, $1, $2;", constraints="=r,r,r",
-                dtype=torch.int32, is_pure=True, pack=1,
-            )  # fmt: skip
-            return high, ops.mul(a, self.constant(factor))
+            # By assembly, the lower half too: Inductor would compute with the index of a block
+            # as with a number that never overflows.
+            return self._asm("mul.hi.u32", a, factor), self._asm("mul.lo.u32", a, factor)
         upper = ops.mul(a, self.constant(factor >> 16))
         lower = ops.mul(a, self.constant(factor & 0xFFFF))
         sixteen = self.constant(16)
         carried = ops.add(upper, ops.bitwise_right_shift(lower, sixteen))
         low = ops.add(ops.bitwise_left_shift(self._lower(upper, 0xFFFF), sixteen), lower)
         return ops.bitwise_right_shift(carried, sixteen), self._lower(low, _LOW)
+
+    def _asm(self, instruction: str, a: Any, factor: int) -> Any:
+        return ops.inline_asm_elementwise(
+            a, self.constant(factor), asm=f"{instruction} $0, $1, $2;", constraints="=r,r,r",
+            dtype=torch.int32, is_pure=True, pack=1,
+        )  # fmt: skip
 
     def _lower(self, a: Any, mask: int) -> Any:
         return ops.bitwise_and(a, self.constant(mask))
