@@ -33,11 +33,12 @@ def plugin() -> Iterator[None]:
 
 def _compile(call: family.Call, *, dynamic: bool = False) -> Callable[..., Any]:
     """Compile the call's op with its constants; the result takes tensors only."""
-    op, args = family.OPS[call.op], call.args
+    op = family.OPS[call.op]
+    constants = [None if isinstance(a, Tensor) else (a,) for a in call.args]
 
     def run(*tensors: Tensor) -> Any:
         given = iter(tensors)
-        return op(*(next(given) if isinstance(a, Tensor) else a for a in args))
+        return op(*(next(given) if c is None else c[0] for c in constants))
 
     return torch.compile(run, fullgraph=True, dynamic=dynamic)
 

@@ -97,18 +97,29 @@ __device__ __forceinline__ float floor_power(float v) {
   return fmaxf(__uint_as_float(__float_as_uint(v) & kFloatInf), 0.125f);
 }
 
-// Bits of a sum whose fp4_code is the code of 8 * v, for v in [0, 1]; above 6 it may be 8.
+constexpr float kCount = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, ties to even
+
+// Bits that have the code of |v| in their lower half, rounded to nearest. The codes count steps of
+// 1/2 up to 2, of 1 up to 4 and of 2 up to 6; at most one of the three parts is not an integer, so
+// there is one rounding. All of it runs at the rate of fp32, where bit operations take twice that.
 __device__ __forceinline__ uint32_t to_nearest(float v) {
-  return __float_as_uint(__fmaf_rn(floor_power(v), kFp4MagicEighth, v));
+  const float a = fabsf(v);
+  const float to_2 = __saturatef(__fmul_rn(a, 0.5f));
+  const float to_4 = __saturatef(__fmaf_rn(a, 0.5f, -1.0f));
+  const float to_6 = __saturatef(__fmaf_rn(a, 0.5f, -2.0f));
+  const float count = __fmaf_rn(to_4, 2.0f, __fmaf_rn(to_2, 4.0f, kCount));
+  return __float_as_uint(__fadd_rn(count, to_6));
 }
 
-// The same, rounded up with the probability that byte `i` of `random` gives, else down.
+// The same for stochastic rounding: up with the probability that byte `i` of `random` gives.
 __device__ __forceinline__ uint32_t stochastic(float v, uint32_t random, int i) {
+  const float a = __saturatef(__fmul_rn(fabsf(v), 0.125f));
   // 64 + byte / 512 has the byte in bits 8 to 15; half of u = byte / 256 suits the step p / 2.
   const uint32_t bits = __byte_perm(random, 0x42800000u, 0x7604 + (i << 4));
   const float half_u = __uint_as_float(bits) - 64.0f;
-  const float t = __fmaf_rn(half_u, floor_power(v), v);  // the product is exact
-  return __float_as_uint(__fmaf_rz(floor_power(t), kFp4MagicEighth, t));
+  const float t = __fmaf_rn(half_u, floor_power(a), a);  // the product is exact
+  const uint32_t code = fp4_code(__float_as_uint(__fmaf_rz(floor_power(t), kFp4MagicEighth, t)));
+  return min(code & 15u, 7u);  // an 8 is beyond the largest code
 }
 
 // Codes of 16 elements without NaN, times `multiplier`; `random` where rounding is stochastic.
@@ -120,22 +131,19 @@ __device__ __forceinline__ uint2 encode16(const Block16<T>& block, float multipl
   uint32_t result[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    uint32_t quads[2];  // four codes in the low 16 bits of each
+    uint32_t quads[2];  // four codes in the lower half of each
 #pragma unroll
     for (int q = 0; q < 2; ++q) {
       uint32_t packed = 0;
 #pragma unroll
       for (int i = 3; i >= 0; --i) {
         const float scaled = __fmul_rn(x[8 * half + 4 * q + i], multiplier);
-        const float v = __saturatef(__fmul_rn(fabsf(scaled), 0.125f));
-        const uint32_t sum =
-            Stochastic ? stochastic(v, random.word[2 * half + q], i) : to_nearest(v);
-        packed = packed * 16 + fp4_code(sum);
+        packed = packed * 16 + (Stochastic ? stochastic(scaled, random.word[2 * half + q], i)
+                                           : to_nearest(scaled));
       }
       quads[q] = packed;
     }
     uint32_t codes = __byte_perm(quads[0], quads[1], 0x5410);
-    codes -= (codes >> 3) & 0x11111111u;  // an 8 is beyond the largest code: 7
     codes |= (block.sign_bytes(half, 0) >> 4) & 0x08080808u;
     codes |= block.sign_bytes(half, 1) & 0x80808080u;
     result[half] = codes;
@@ -184,6 +192,21 @@ __device__ __forceinline__ uint2 quantize16(Block16<T>& block, float multiplier,
     return encode16<true>(block, multiplier, philox_block(index, key));
   }
   return encode16<false>(block, multiplier, RandomWords{});
+}
+
+// The scale codes of four neighbouring lanes, in the order of the lanes.
+__device__ __forceinline__ uint32_t gather4(uint32_t code) {
+  uint32_t word = code << (8 * (threadIdx.x % 4));
+  word |= __shfl_xor_sync(0xFFFFFFFFu, word, 1);
+  return word | __shfl_xor_sync(0xFFFFFFFFu, word, 2);
+}
+
+// Four words of four neighbouring lanes as a matrix of bytes, transposed.
+__device__ __forceinline__ uint32_t transpose4(uint32_t word) {
+  const uint32_t far = __shfl_xor_sync(0xFFFFFFFFu, word, 2);
+  word = __byte_perm(word, far, threadIdx.x & 2 ? 0x3276 : 0x5410);
+  const uint32_t near = __shfl_xor_sync(0xFFFFFFFFu, word, 1);
+  return __byte_perm(word, near, threadIdx.x & 1 ? 0x3715 : 0x6240);
 }
 
 }  // namespace ixt

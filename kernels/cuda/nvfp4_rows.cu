@@ -1,56 +1,75 @@
-// NVFP4 along the rows of x: a thread takes blocks of 16 elements, or 4 rows of a 16x16 block.
+// NVFP4 along the rows of x.
 //
-// The grid covers the padding of the GEMM's scale layout as well, whose zeros are written here.
+// A thread takes four blocks of 16 elements below each other: the scales and random keys that all
+// blocks share are computed once for 64 elements. The grid covers the padding of the GEMM's scale
+// layout as well, whose zeros are written here.
 #include "nvfp4_device.cuh"
 
 namespace ixt {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kUnroll = 2;  // blocks a thread
+constexpr int kThreads = 128;
+constexpr int kBlocks = 4;      // blocks of a thread
+constexpr int kRowStep = 32;    // rows from one to the next: their scales are 4 bytes of the GEMM's
+constexpr int kRowGroup = 128;  // order, whose tiles have 128 rows
+
+// Warps go along the rows first. A warp takes 2^log_lanes blocks side by side; there are as many
+// warps in a group of 128 rows as that, and `tiles` in a row.
+struct RowGrid {
+  uint32_t warps_down;
+  uint32_t tiles;
+  int log_lanes;
+  Divider by_tiles;
+};
 
 template <typename T, bool Hadamard>
 __global__ void __launch_bounds__(kThreads)
     fp4_rows(const __grid_constant__ Fp4Source x, const __grid_constant__ Fp4Result y,
-             const int64_t* rng, const __grid_constant__ Divider by_width) {
-  __shared__ Fp4Shared shared;
-  uint32_t row[kUnroll], col[kUnroll];
-  bool real[kUnroll];
-  Block16<T> block[kUnroll];
+             const int64_t* rng, const __grid_constant__ RowGrid grid) {
+  const uint32_t lane = threadIdx.x % kWarp;
+  const uint64_t warp = uint64_t{blockIdx.x} * (kThreads / kWarp) + threadIdx.x / kWarp;
+  const uint32_t down = grid.by_tiles(warp);
+  if (down >= grid.warps_down) return;  // a whole warp
+  const uint32_t lanes = 1u << grid.log_lanes;
+  const uint32_t tile = static_cast<uint32_t>(warp) - down * grid.tiles;
+  const uint32_t col = (tile << grid.log_lanes) + (lane & (lanes - 1));
+  const uint32_t within = ((down & (lanes - 1)) << (5 - grid.log_lanes)) + (lane >> grid.log_lanes);
+  const uint32_t first = (down >> grid.log_lanes) * kRowGroup + within;
+  Block16<T> block[kBlocks];
 #pragma unroll
-  for (int i = 0; i < kUnroll; ++i) {  // all loads before the first use
-    const uint64_t at = uint64_t{blockIdx.x} * (kThreads * kUnroll) + threadIdx.x + i * kThreads;
-    row[i] = by_width(at);
-    col[i] = static_cast<uint32_t>(at) - row[i] * y.scale_cols;
-    real[i] = row[i] < y.rows && col[i] < y.blocks;
+  for (int i = 0; i < kBlocks; ++i) {  // all loads before the first use
+    const uint32_t row = first + i * kRowStep;
     block[i].clear();
-    if (real[i]) {
-      block[i].load(static_cast<const T*>(x.x) + row[i] * x.stride + col[i] * kFp4Block, x.wide);
+    if (row < y.rows && col < y.blocks) {
+      block[i].load(static_cast<const T*>(x.x) + row * x.stride + col * kFp4Block, x.wide);
     }
   }
-  if (threadIdx.x == 0) shared = fp4_shared(y, rng, 0);
-  __syncthreads();
+  const Fp4Shared shared = fp4_shared(y, rng, 0);
+  uint32_t scales = 0;  // a byte for each block
 #pragma unroll
-  for (int i = 0; i < kUnroll; ++i) {
-    if (row[i] >= y.scale_rows) return;
-    uint32_t scale_code = 0;
-    if (real[i]) {
-      const uint64_t index = y.index(row[i], col[i]);
-      const Fp4Global global = global_of(y, shared, row[i]);
-      const auto quantize = [&](auto values) {
-        const Fp4Scale scale(values.amax(), global);
-        scale_code = scale.code;
-        return quantize16(values, scale.multiplier, rng != nullptr, shared.key, index);
-      };
-      uint2 codes;
-      if constexpr (Hadamard) {
-        codes = quantize(hadamard(block[i]));
-      } else {
-        codes = quantize(block[i]);
-      }
-      reinterpret_cast<uint2*>(y.codes)[index] = codes;
+  for (int i = 0; i < kBlocks; ++i) {
+    const uint32_t row = first + i * kRowStep;
+    if (row >= y.rows || col >= y.blocks) break;
+    const uint64_t index = y.index(row, col);
+    const auto quantize = [&](auto values) {
+      const Fp4Scale scale(values.amax(), global_of(y, shared, row));
+      scales |= scale.code << (8 * i);
+      reinterpret_cast<uint2*>(y.codes)[index] =
+          quantize16(values, scale.multiplier, rng != nullptr, shared.key, index);
+      if (!y.gemm) y.scales[index] = static_cast<uint8_t>(scale.code);
+    };
+    if constexpr (Hadamard) {
+      quantize(hadamard(block[i]));
+    } else {
+      quantize(block[i]);
     }
-    y.scales[y.scale_index(row[i], col[i])] = static_cast<uint8_t>(scale_code);
+  }
+  if (y.gemm) {  // four lanes have 16 neighbouring bytes
+    const uint32_t word = transpose4(scales);
+    if (col < y.scale_cols) {
+      const uint64_t at = y.scale_index(first + lane % 4 * kRowStep, col & ~3u);
+      *reinterpret_cast<uint32_t*>(y.scales + at) = word;
+    }
   }
 }
 
@@ -91,14 +110,18 @@ __global__ void __launch_bounds__(kSquareThreads)
 #pragma unroll
   for (int i = 0; i < kLaneRows; ++i) {
     const uint32_t row = first + i;
-    const bool real = row < y.rows && col < y.blocks;
-    if (real) {
+    if (row < y.rows && col < y.blocks) {
       const uint64_t index = y.index(row, col);
       reinterpret_cast<uint2*>(y.codes)[index] =
           quantize16(block[i], scale.multiplier, rng != nullptr, shared.key, index);
     }
-    if (y.gemm && row < y.scale_rows && col < y.scale_cols) {
-      y.scales[y.scale_index(row, col)] = static_cast<uint8_t>(real ? scale.code : 0);
+  }
+  if (y.gemm) {  // a lane writes the scales of four blocks in one of its rows
+    const uint32_t word = gather4(col < y.blocks ? scale.code : 0);
+    const uint32_t row = first + lane % 4;
+    if (row < y.scale_rows && col < y.scale_cols) {
+      *reinterpret_cast<uint32_t*>(y.scales + y.scale_index(row, col & ~3u)) =
+          row < y.rows ? word : 0;
     }
   }
   if (!y.gemm && lane < kTileBlocks && col < y.blocks) {
@@ -107,23 +130,32 @@ __global__ void __launch_bounds__(kSquareThreads)
 }
 
 template <typename T>
+void run_squares(const Fp4Source& x, const Fp4Result& y, const int64_t* rng, cudaStream_t stream) {
+  const int64_t height = y.gemm ? y.scale_rows : y.rows;
+  const int64_t tile_rows = (height + kFp4Block - 1) / kFp4Block;
+  const int64_t tiles = (int64_t{y.scale_cols} + kTileBlocks - 1) / kTileBlocks;
+  const int64_t warps = tiles * tile_rows;
+  const int64_t grid = (warps * kWarp + kSquareThreads - 1) / kSquareThreads;
+  const Divider by_tiles(tiles, warps + kSquareThreads);
+  launch(fp4_square_rows<T>, grid, kSquareThreads, stream, false, x, y, rng,
+         static_cast<uint32_t>(tiles), static_cast<uint32_t>(tile_rows), by_tiles);
+}
+
+template <typename T>
 void run(const Fp4Source& x, const Fp4Result& y, const Fp4Options& options, cudaStream_t stream) {
-  if (options.square) {
-    const int64_t height = y.gemm ? y.scale_rows : y.rows;
-    const int64_t tile_rows = (height + kFp4Block - 1) / kFp4Block;
-    const int64_t tiles = (int64_t{y.scale_cols} + kTileBlocks - 1) / kTileBlocks;
-    const int64_t warps = tiles * tile_rows;
-    const int64_t grid = (warps * kWarp + kSquareThreads - 1) / kSquareThreads;
-    const Divider by_tiles(tiles, warps + kSquareThreads);
-    launch(fp4_square_rows<T>, grid, kSquareThreads, stream, false, x, y, options.rng,
-           static_cast<uint32_t>(tiles), static_cast<uint32_t>(tile_rows), by_tiles);
-    return;
-  }
-  const int64_t count = int64_t{y.scale_rows} * y.scale_cols;
-  const int64_t tile = int64_t{kThreads} * kUnroll;
-  const Divider by_width(y.scale_cols, count + tile);
-  launch(options.hadamard ? fp4_rows<T, true> : fp4_rows<T, false>, (count + tile - 1) / tile,
-         kThreads, stream, false, x, y, options.rng, by_width);
+  if (options.square) return run_squares<T>(x, y, options.rng, stream);
+  const uint32_t most = y.gemm ? 8 : kWarp;
+  int log_lanes = y.gemm ? 2 : 0;
+  while ((1u << log_lanes) < most && (1u << log_lanes) < y.scale_cols) ++log_lanes;
+  const int64_t lanes = int64_t{1} << log_lanes;
+  const int64_t tiles = (y.scale_cols + lanes - 1) / lanes;
+  const int64_t down = (int64_t{y.scale_rows} + kRowGroup - 1) / kRowGroup * lanes;
+  const int64_t warps = down * tiles;
+  const RowGrid grid{static_cast<uint32_t>(down), static_cast<uint32_t>(tiles), log_lanes,
+                     Divider(tiles, warps + kThreads)};
+  launch(options.hadamard ? fp4_rows<T, true> : fp4_rows<T, false>,
+         (warps * kWarp + kThreads - 1) / kThreads, kThreads, stream, false, x, y, options.rng,
+         grid);
 }
 
 }  // namespace

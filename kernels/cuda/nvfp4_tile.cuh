@@ -26,6 +26,14 @@ struct Fp4Tile {
   uint8_t scales[kTileCols][kTileDepth];
 };
 
+// What all blocks share: two threads compute it for the others.
+__device__ __forceinline__ void share_scales(Fp4Tile& tile, const Fp4Result* rows,
+                                             const Fp4Result& columns, const int64_t* rng) {
+  if (threadIdx.x == 0) tile.columns = fp4_shared(columns, rng, 1);
+  if (rows != nullptr && threadIdx.x == kWarp) tile.rows = fp4_shared(*rows, rng, 0);
+  __syncthreads();
+}
+
 // 16 rows of two columns, as two blocks; elements that are not there are zeros.
 template <typename T>
 __device__ __forceinline__ void load_columns(const Fp4Source& x, uint32_t row, uint32_t col,
@@ -69,9 +77,9 @@ __device__ __forceinline__ void load_columns(const Fp4Source& x, uint32_t row, u
 
 // Two rows of a block a lane, four blocks side by side a warp.
 template <typename T, bool Square>
-__device__ __forceinline__ void tile_rows(const Fp4Source& x, const Fp4Result& y,
-                                          const Fp4Shared& shared, bool random, uint32_t first_row,
-                                          uint32_t first_col) {
+__device__ __forceinline__ void tile_rows(const Fp4Source& x, const Fp4Result& y, Fp4Tile& tile,
+                                          const Fp4Result& columns, const int64_t* rng,
+                                          uint32_t first_row, uint32_t first_col) {
   const uint32_t lane = threadIdx.x % kWarp;
   const uint32_t warp = threadIdx.x / kWarp;
   const uint32_t row = first_row + warp / 2 * 16 + lane / 4 * 2;
@@ -84,6 +92,7 @@ __device__ __forceinline__ void tile_rows(const Fp4Source& x, const Fp4Result& y
       block[i].load(static_cast<const T*>(x.x) + (row + i) * x.stride + col * kFp4Block, x.wide);
     }
   }
+  share_scales(tile, &y, columns, rng);  // the loads are on their way
   float amax[2] = {block[0].amax(), block[1].amax()};
   if constexpr (Square) {
     amax[0] = fmaxf(amax[0], amax[1]);
@@ -93,31 +102,35 @@ __device__ __forceinline__ void tile_rows(const Fp4Source& x, const Fp4Result& y
     }
     amax[1] = amax[0];
   }
+  uint32_t code[2] = {0, 0};
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    if (row + i >= y.scale_rows && row + i >= y.rows) break;
-    uint32_t scale_code = 0;
-    if (row + i < y.rows && col < y.blocks) {
-      const Fp4Scale scale(amax[i], global_of(y, shared, row + i));
-      const uint64_t index = y.index(row + i, col);
-      scale_code = scale.code;
-      reinterpret_cast<uint2*>(y.codes)[index] =
-          quantize16(block[i], scale.multiplier, random, shared.key, index);
+    if (row + i >= y.rows || col >= y.blocks) break;
+    const Fp4Scale scale(amax[i], global_of(y, tile.rows, row + i));
+    const uint64_t index = y.index(row + i, col);
+    code[i] = scale.code;
+    reinterpret_cast<uint2*>(y.codes)[index] =
+        quantize16(block[i], scale.multiplier, rng != nullptr, tile.rows.key, index);
+    if (!y.gemm && !Square) y.scales[index] = static_cast<uint8_t>(scale.code);
+  }
+  if (y.gemm) {  // two of four lanes write the scales of four blocks
+    const uint32_t upper = gather4(code[0]);
+    const uint32_t lower = gather4(code[1]);
+    const uint32_t at = row + lane % 4;
+    if (lane % 4 < 2 && at < y.scale_rows && col < y.scale_cols) {
+      *reinterpret_cast<uint32_t*>(y.scales + y.scale_index(at, col & ~3u)) =
+          lane % 4 == 0 ? upper : lower;
     }
-    if (Square && !y.gemm) {
-      if (i == 0 && lane < 4 && col < y.blocks) {
-        y.scales[y.index(row / 16, col)] = static_cast<uint8_t>(scale_code);
-      }
-    } else if (col < y.scale_cols) {
-      y.scales[y.scale_index(row + i, col)] = static_cast<uint8_t>(scale_code);
-    }
+  } else if (Square && lane < 4 && row < y.rows && col < y.blocks) {
+    y.scales[y.index(row / 16, col)] = static_cast<uint8_t>(code[0]);
   }
 }
 
 // One block of two columns a thread; the result stays in the tile.
-template <typename T, Fp4Mode Mode>
+template <typename T, Fp4Mode Mode, bool Rows>
 __device__ __forceinline__ void tile_columns(const Fp4Source& x, const Fp4Result& y, Fp4Tile& tile,
-                                             bool random, uint32_t first_row, uint32_t first_col) {
+                                             const int64_t* rng, uint32_t first_row,
+                                             uint32_t first_col) {
   const uint32_t pair = threadIdx.x % kTilePairs;
   const uint32_t depth = threadIdx.x / kTilePairs;
   const uint32_t row = first_col + 2 * pair;  // of the result
@@ -129,6 +142,7 @@ __device__ __forceinline__ void tile_columns(const Fp4Source& x, const Fp4Result
     block[0].clear();
     block[1].clear();
   }
+  if constexpr (!Rows) share_scales(tile, nullptr, y, rng);  // the loads are on their way
   float largest = 0.0f;
   if constexpr (Mode == Fp4Mode::square) {
     largest = fmaxf(block[0].amax(), block[1].amax());
@@ -143,7 +157,7 @@ __device__ __forceinline__ void tile_columns(const Fp4Source& x, const Fp4Result
       const float amax = Mode == Fp4Mode::square ? largest : values.amax();
       const Fp4Scale scale(amax, global_of(y, tile.columns, min(row + i, y.rows - 1)));
       tile.scales[2 * pair + i][depth] = static_cast<uint8_t>(scale.code);
-      tile.codes[2 * pair + i][depth] = quantize16(values, scale.multiplier, random,
+      tile.codes[2 * pair + i][depth] = quantize16(values, scale.multiplier, rng != nullptr,
                                                    tile.columns.key, y.index(row + i, col));
     };
     if constexpr (Mode == Fp4Mode::hadamard) {
@@ -187,14 +201,10 @@ __global__ void __launch_bounds__(kTileThreads)
   const uint32_t tile_col = by_tiles(blockIdx.x);
   const uint32_t first_row = (blockIdx.x - tile_col * tiles) * kTileRows;
   const uint32_t first_col = tile_col * kTileCols;
-  if (threadIdx.x == 0) tile.columns = fp4_shared(columns, rng, 1);
-  if (Rows && threadIdx.x == kWarp) tile.rows = fp4_shared(rows, rng, 0);
-  __syncthreads();
-  const bool random = rng != nullptr;
   if constexpr (Rows) {
-    tile_rows<T, Mode == Fp4Mode::square>(x, rows, tile.rows, random, first_row, first_col);
+    tile_rows<T, Mode == Fp4Mode::square>(x, rows, tile, columns, rng, first_row, first_col);
   }
-  tile_columns<T, Mode>(x, columns, tile, random, first_row, first_col);
+  tile_columns<T, Mode, Rows>(x, columns, tile, rng, first_row, first_col);
   __syncthreads();
   store_columns<Mode == Fp4Mode::square>(columns, tile, first_row, first_col);
 }
