@@ -188,6 +188,49 @@ def amax_of_all(x: Any, *, with_codes: bool) -> Amax:
     return Amax(x, _max(x, element, [], size), _needs_rounding(x))
 
 
+def amax_of_groups(
+    x: Any,
+    value: Callable[[Sequence[Any], Sequence[Any]], Any],
+    ranges: Sequence[Any],
+    group: Sequence[Any],
+    hint: Any = None,
+) -> Amax:
+    """Return max |value(index, element)| over the elements of a group, NaN skipped.
+
+    Args:
+        value: the fp32 element of a group; 0 where a ragged group has none.
+        ranges: size of the result.  group: size of a group, any number of dimensions.
+        hint: Inductor's ReductionHint for the way in which small groups lie in memory; None
+            for large ones, which Inductor may split.
+    """
+    device = x.get_device()
+    if any(known_equal(size, 0) for size in (*ranges, *group)):
+        return Amax(x, stored(pointwise(x, F32, ranges, lambda index: f32(0.0))), False)
+
+    def element(index: Sequence[Any], reduction: Sequence[Any]) -> Any:
+        return _ordered(abs_ignoring_nan(value(index, reduction), device), device)
+
+    if all(known_equal(size, 1) for size in group):  # Inductor's rule: no reduction
+        zeros = [0] * len(group)
+        same = pointwise(x, _amax_dtype(device), ranges, lambda index: element(index, zeros))
+        return Amax(x, stored(same), False)
+    arguments = {
+        "device": device,
+        "src_dtype": _amax_dtype(device),
+        "inner_fn": element,
+        "ranges": list(ranges),
+        "reduction_ranges": list(group),
+        "reduction_type": "max",
+    }
+    dtype = _amax_dtype(device)
+    if hint is None:
+        reduced = ir.Reduction.create(dst_dtype=dtype, input_node=x, **arguments)
+    else:
+        loop = ir.Reduction(dtype=dtype, reduction_hint=hint, **arguments)
+        reduced = ir.TensorBox.create(loop)
+    return Amax(x, stored(reduced), False)
+
+
 class Amax:
     """The result of an amax: a buffer, and how to read it as fp32.
 

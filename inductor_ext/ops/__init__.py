@@ -2,6 +2,28 @@
 
 from __future__ import annotations
 
-from . import amax, fp8, int4, int8, modes, scaled_mm, scaling
+from . import (
+    amax,
+    fp8,
+    fp8_block,
+    fp8_both,
+    int4,
+    int8,
+    modes,
+    mxfp8,
+    scaled_mm,
+    scaling,
+)
 
-__all__ = ["amax", "fp8", "int4", "int8", "modes", "scaled_mm", "scaling"]
+__all__ = [
+    "amax",
+    "fp8",
+    "fp8_block",
+    "fp8_both",
+    "int4",
+    "int8",
+    "modes",
+    "mxfp8",
+    "scaled_mm",
+    "scaling",
+]

@@ -83,14 +83,16 @@ inline std::string dtype_name(int32_t code) {
   return "dtype number " + std::to_string(code);
 }
 
-inline std::string shape_text(const Tensor& t) {
+template <typename Sizes>
+std::string shape_text(const Sizes& sizes) {
   std::ostringstream text;
   text << "(";
-  const auto sizes = t.sizes();
   for (size_t i = 0; i < sizes.size(); ++i) text << (i ? ", " : "") << sizes[i];
   text << (sizes.size() == 1 ? ",)" : ")");
   return text.str();
 }
+
+inline std::string shape_text(const Tensor& t) { return shape_text(t.sizes()); }
 
 enum class Float { f32, f16, bf16 };
 enum class Fp8 { e4m3, e5m2 };

@@ -1,13 +1,17 @@
 // Picks the loops of the best instruction set that this machine has.
 #pragma once
 
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+
 #include "../common/op_args.h"
 
 namespace ixt {
 
 enum class Isa { baseline, v3, v4 };
 
-inline Isa best_isa() {
+inline Isa present_isa() {
 #if defined(IXT_HAVE_V3) || defined(IXT_HAVE_V4)
   __builtin_cpu_init();
 #endif
@@ -18,6 +22,18 @@ inline Isa best_isa() {
   if (__builtin_cpu_supports("x86-64-v3")) return Isa::v3;
 #endif
   return Isa::baseline;
+}
+
+// What the machine has, or less if INDUCTOR_EXT_CPU_ISA names it: for tests and comparisons.
+inline Isa best_isa() {
+  const Isa present = present_isa();
+  const char* wanted = std::getenv("INDUCTOR_EXT_CPU_ISA");
+  if (!wanted) return present;
+  const std::string name = wanted;
+  IXT_CHECK(name == "baseline" || name == "v3" || name == "v4",
+            "`INDUCTOR_EXT_CPU_ISA` must be baseline, v3 or v4, got ", name);
+  const Isa asked = name == "v4" ? Isa::v4 : name == "v3" ? Isa::v3 : Isa::baseline;
+  return std::min(asked, present);
 }
 
 // name_v4(), name_v3() or name_baseline(), of those that were compiled.
