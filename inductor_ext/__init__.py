@@ -28,17 +28,28 @@ from .errors import (
     LoweringError,
     RegistrationError,
 )
-from .formats import FP8, Quantized
+from .formats import (
+    FP8,
+    INT4,
+    INT8,
+    MXFP8,
+    NVFP4,
+    BothWays,
+    Format,
+    Quantized,
+    format_from_json,
+)
 from .registry import Autograd, OpContract, Record, clear_records, contracts, records, register
 
 if TYPE_CHECKING:
     from .explain import explain
 
 __all__ = [
-    "FP8", "Autograd", "CompatError", "Decline", "DeclinedError", "InductorExtError",
-    "InductorExtWarning", "LoweringError", "OpContract", "Quantized", "Record",
-    "RegistrationError", "__version__", "clear_records", "config", "contracts", "dequantize",
-    "disable", "enable", "explain", "ops", "quantize", "records", "register", "scaled_mm",
+    "FP8", "INT4", "INT8", "MXFP8", "NVFP4", "Autograd", "BothWays", "CompatError", "Decline",
+    "DeclinedError", "Format", "InductorExtError", "InductorExtWarning", "LoweringError",
+    "OpContract", "Quantized", "Record", "RegistrationError", "__version__", "clear_records",
+    "config", "contracts", "dequantize", "disable", "enable", "explain", "format_from_json", "ops",
+    "quantize", "records", "register", "scaled_mm",
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""``python -m inductor_ext demo | doctor | bench``."""
+"""``python -m inductor_ext demo | doctor | support | bench``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from importlib import import_module
 COMMANDS = {
     "demo": "embed sentences with MiniLM in FP8 and show what the plugin fuses",
     "doctor": "show versions, libraries and flags, and how to mend what is missing",
+    "support": "list every op: its kernels, and what torch.compile makes of it",
     "bench": "measure the kernels and chains on this machine",
 }
 

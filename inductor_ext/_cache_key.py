@@ -24,7 +24,7 @@ def mode_digest(installed: dict[str, str]) -> str:
     """Return the digest of a mode: configuration, plugin, and each op's sources by name."""
     from . import config
 
-    parts = [package_digest(), config.numerics, str(config.strict)]
+    parts = [package_digest(), config.numerics, str(config.strict), str(config.always_lower)]
     parts += sorted(f"{op}={digest}" for op, digest in installed.items())
     parts += _rules()
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

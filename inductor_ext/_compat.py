@@ -61,6 +61,7 @@ SYMBOLS: dict[str, str] = {
     "GraphLowering": "torch._inductor.graph:GraphLowering",
     "PyCodeCache": "torch._inductor.codecache:PyCodeCache",
     "compile_fx": "torch._inductor.compile_fx:compile_fx",
+    "compile_fx_module": "torch._inductor.compile_fx",
     "joint_graph": "torch._inductor.fx_passes.joint_graph",
     "inductor_debug": "torch._inductor.debug",
     "codegen_cpp": "torch._inductor.codegen.cpp",
@@ -77,6 +78,7 @@ SYMBOLS: dict[str, str] = {
     "FakeTensor": "torch._subclasses.fake_tensor:FakeTensor",
     "ShapeEnv": "torch.fx.experimental.symbolic_shapes:ShapeEnv",
     # The parity harness (inductor_ext.testing).
+    "dispatch_has_kernel": "torch._C:_dispatch_has_kernel_for_dispatch_key",
     "FakeTensorMode": "torch._subclasses.fake_tensor:FakeTensorMode",
     "fx_config": "torch.fx.experimental._config",
 }

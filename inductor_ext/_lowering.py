@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from . import _compat, config
+from ._neighbours import stands_alone
 from .errors import Decline, DeclinedError, InductorExtWarning, LoweringError
 from .registry import OpContract, Record, add_record
 
@@ -54,6 +55,9 @@ def lowering(contract: OpContract) -> Callable[..., Any]:
             return _fall_back(contract, args, kwargs)
         node = _compat.V.graph.current_node
         fakes = pytree.tree_map_only(torch.fx.Node, _fake, (node.args, node.kwargs))
+        if _kernel_is_faster(contract, fakes, args, node):
+            add_record(Record(contract.name, "kernel", "nothing to fuse with, and it is faster"))
+            return _fall_back(contract, args, kwargs)
         error = problem = None
         try:
             reason = _unsupported(contract, *fakes)
@@ -87,6 +91,13 @@ def _unsupported(contract: OpContract, args: Any, kwargs: Any) -> str | None:
     if answer is True:
         return None
     return answer if isinstance(answer, str) else "its `supports` predicate returned False"
+
+
+def _kernel_is_faster(contract: OpContract, fakes: Any, args: Any, node: torch.fx.Node) -> bool:
+    if contract.kernel_alone is None or config.always_lower or not stands_alone(node, args):
+        return False
+    fake_args, fake_kwargs = fakes
+    return contract.kernel_alone(*fake_args, **fake_kwargs)
 
 
 def _decline(contract: OpContract, reason: str) -> None:

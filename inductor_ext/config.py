@@ -8,6 +8,8 @@ flag               environment variable       meaning
 ``numerics``       INDUCTOR_EXT_NUMERICS      "exact": compiled code gives eager's bits;
                                               "fast": intermediate roundings may be skipped
 ``disabled_ops``   INDUCTOR_EXT_DISABLED_OPS  names ("namespace::op") that stay opaque
+``always_lower``   INDUCTOR_EXT_ALWAYS_LOWER  lower an op also where it has nothing to fuse with
+                                              and its own kernel is known to be faster (off)
 =================  =========================  ================================================
 
 Assign to a flag, or use :func:`patch` for a while.  Inductor's tables are shared by all threads,
@@ -49,7 +51,13 @@ def _op_names(name: str, value: Any) -> frozenset[str]:
     return names
 
 
-_CHECKS = {"enabled": _bool, "strict": _bool, "numerics": _numerics, "disabled_ops": _op_names}
+_CHECKS = {
+    "enabled": _bool,
+    "strict": _bool,
+    "numerics": _numerics,
+    "disabled_ops": _op_names,
+    "always_lower": _bool,
+}
 
 
 def _from_env(name: str, default: Any) -> Any:
@@ -70,6 +78,7 @@ enabled: bool = _from_env("enabled", False)
 strict: bool = _from_env("strict", False)
 numerics: str = _from_env("numerics", "exact")
 disabled_ops: frozenset[str] = _from_env("disabled_ops", frozenset())
+always_lower: bool = _from_env("always_lower", False)
 
 _lock = threading.RLock()
 

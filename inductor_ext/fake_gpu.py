@@ -81,6 +81,7 @@ class GeneratedGraph:
 _KIB, _GIB = 1 << 10, 1 << 30
 _CARDS: dict[int, tuple[str, int, int, int, int, int, int]] = {
     80: ("NVIDIA A100-SXM4-80GB", 108, 2048, 163 * _KIB, 164 * _KIB, 40 << 20, 80 * _GIB),
+    89: ("NVIDIA L40S", 142, 1536, 99 * _KIB, 100 * _KIB, 96 << 20, 48 * _GIB),
     90: ("NVIDIA H100 80GB HBM3", 132, 2048, 227 * _KIB, 228 * _KIB, 50 << 20, 80 * _GIB),
     100: ("NVIDIA B200", 148, 2048, 227 * _KIB, 228 * _KIB, 126 << 20, 180 * _GIB),
     120: ("NVIDIA GeForce RTX 5090", 170, 1536, 99 * _KIB, 100 * _KIB, 96 << 20, 32 * _GIB),
@@ -153,7 +154,7 @@ def pretend(target: str | int = "sm_90", training: bool = False) -> Iterator[Non
     """Let PyTorch generate code as if a GPU of this architecture were there.
 
     Args:
-        target: "sm_80", "sm_90", "sm_100" or "sm_120".
+        target: "sm_80", "sm_89", "sm_90", "sm_100" or "sm_120".
         training: autograd will trace on the fake device (needs g++ where there is no GPU).
 
     Raises:
@@ -276,7 +277,7 @@ def capture(
             strides and dtype, also those in its closure, its globals and its modules.
         args: the arguments, or a function that returns them and is called where
             ``torch.empty(..., device="cuda")`` makes fake tensors.
-        target: "sm_80", "sm_90", "sm_100" or "sm_120".
+        target: "sm_80", "sm_89", "sm_90", "sm_100" or "sm_120".
         dynamic: as for torch.compile.
         config: Inductor settings, for instance ``{"eager_numerics.division_rounding": True}``.
         asm: compile the kernels too (Triton brings its own ptxas), for PTX and cubin.

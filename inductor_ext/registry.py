@@ -41,11 +41,12 @@ class Record:
     """What became of one call of a registered op in one compilation.
 
     ``outcome`` is "lowered", "decomposed", "declined" (``reason`` says why), "failed" (the
-    lowering raised or contradicted the fake) or "opaque" (registered so).
+    lowering raised or contradicted the fake), "opaque" (registered so) or "kernel" (nothing to
+    fuse with, and the op's own kernel is the faster).
     """
 
     op: str
-    outcome: Literal["lowered", "decomposed", "declined", "failed", "opaque"]
+    outcome: Literal["lowered", "decomposed", "declined", "failed", "opaque", "kernel"]
     reason: str = ""
 
 
@@ -59,6 +60,7 @@ class OpContract:
     implementation: Callable[..., Any] | str | None
     autograd: Autograd | Literal["native"] | None
     supports: Callable[..., bool | str] | None
+    kernel_alone: Callable[..., bool] | None
     inputs: Inputs | None
     version: str
     recomputable: bool
@@ -139,6 +141,7 @@ def register(
     opaque: bool = False,
     autograd: Autograd | Literal["native"] | None,
     supports: Callable[..., bool | str] | None = None,
+    kernel_alone: Callable[..., bool] | None = None,
     inputs: Inputs | None = None,
     version: str = "",
     recomputable: bool = True,
@@ -158,6 +161,8 @@ def register(
             None says that it has no gradient.  There is no default: silence loses gradients.
         supports: called with the op's (fake) arguments; returns True, or False or a reason for
             these arguments to stay opaque.
+        kernel_alone: asked where a lowered op has no neighbour to fuse with, with its (fake)
+            arguments; True says that its own kernel is faster then, and is called.
         inputs: ``inputs(device)`` yields argument tuples for the parity harness.
         version: anything that changes the generated code and is not in the source files of the
             functions above; part of the cache key.  Required where a source cannot be read.
@@ -185,7 +190,7 @@ def register(
         )
     rule = (autograd.backward, autograd.setup_context) if isinstance(autograd, Autograd) else ()
     choices = f"{version}\0{strategy}\0{recomputable}"
-    digest = source_of(name, choices, bool(version), implementation, supports, *rule)
+    digest = source_of(name, choices, bool(version), implementation, supports, kernel_alone, *rule)
     made = OpContract(
         op=overload,
         reference=reference,
@@ -193,6 +198,7 @@ def register(
         implementation=implementation,
         autograd=autograd,
         supports=supports,
+        kernel_alone=kernel_alone,
         inputs=inputs,
         version=version,
         recomputable=recomputable,

@@ -75,16 +75,19 @@ def scattered(
     strides: Sequence[Any],
     expression: Expression,
     size: Sequence[Any],
+    dtype: torch.dtype | None = None,
 ) -> Any:
     """Return a contiguous tensor of ``size``, computed over ``loops``.
 
     Args:
         strides: from an index of the loops to the place of an element in memory; a permutation.
+        dtype: that of ``like`` by default.
     """
-    made = stored(pointwise(like, like.get_dtype(), loops, expression))
+    dtype = dtype or like.get_dtype()
+    made = stored(pointwise(like, dtype, loops, expression))
     made.data.data.freeze_layout_with_exact_strides(strides)
     layout = ir.FixedLayout(
-        like.get_device(), like.get_dtype(), list(size), ir.FlexibleLayout.contiguous_strides(size)
+        like.get_device(), dtype, list(size), ir.FlexibleLayout.contiguous_strides(size)
     )
     return ir.TensorBox(ir.ReinterpretView(data=made.data, layout=layout))
 

@@ -14,6 +14,7 @@ import torch
 
 from inductor_ext import config
 from inductor_ext._compat import ReductionHint, V, ir, ops
+from inductor_ext._neighbours import comes_from_memory
 from inductor_ext._schedule import MAX_ROW
 
 Expression = Callable[[Sequence[Any]], Any]
@@ -40,25 +41,38 @@ def load_unrounded(x: Any) -> Expression:
 
 
 def _needs_rounding(x: Any) -> bool:
-    return x.get_dtype() != F32 and config.numerics == "exact" and not _comes_from_memory(x)
+    return x.get_dtype() != F32 and config.numerics == "exact" and not comes_from_memory(x)
 
 
-def _comes_from_memory(x: Any) -> bool:
-    """Return whether no producer can be fused into loads of ``x``: an input, an opaque result."""
-    while isinstance(x, (ir.MutableBox, ir.BaseView)):
-        x = x.data
-    opaque = isinstance(x, (ir.ExternKernel, ir.InputBuffer, ir.ConstantBuffer))
-    return opaque and not isinstance(x, ir.TemplateBuffer)
+def rounded(
+    value: Any, dtype: torch.dtype, device: torch.device, *, before_addition: bool = False
+) -> Any:
+    """Round an fp32 value to bf16 or fp16 and back, also where a compiler would elide it.
 
-
-def rounded(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    """Round an fp32 value to bf16 or fp16 and back, also where Inductor would elide it."""
+    Args:
+        value: the fp32 value.
+        dtype: bfloat16 or float16.
+        device: where it is computed.
+        before_addition: whether ``value`` may be a product that is added to something next.
+    """
+    if device.type == "cuda" and before_addition and torch.version.hip is None:
+        # Of casts around an fp32 product LLVM makes a bf16 product, which has the same bits, and
+        # of that and an addition one bf16 fma, which has one rounding less.
+        return ops.inline_asm_elementwise(
+            value, asm=_ROUND_PTX[dtype], constraints="=f,f", dtype=F32, is_pure=True, pack=1
+        )
     if device.type != "cpu":
         narrow = ops.to_dtype(value, dtype, use_compute_types=False)
         return ops.to_dtype(narrow, F32, src_dtype=dtype)
     # The C++ back end of torch 2.11 undoes a cast there and back, so it is done by arithmetic.
     exact = _round_to_bf16(value) if dtype == torch.bfloat16 else _round_to_fp16(value)
     return ops.where(is_nan(value), value, exact)
+
+
+_ROUND_PTX = {
+    torch.bfloat16: "{ .reg .b16 h; cvt.rn.bf16.f32 h, $1; mov.b32 $0, {0, h}; }",
+    torch.float16: "{ .reg .b16 h; cvt.rn.f16.f32 h, $1; cvt.f32.f16 $0, h; }",
+}
 
 
 def _round_to_bf16(value: Any) -> Any:

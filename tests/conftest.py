@@ -16,6 +16,9 @@ _CACHE = tempfile.TemporaryDirectory(prefix="ixt-tests-")
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = _CACHE.name
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
+# Tests are about lowerings, also of an op without neighbours; test_alone.py is about that choice.
+os.environ.setdefault("INDUCTOR_EXT_ALWAYS_LOWER", "1")
+
 import torch  # noqa: E402
 
 torch.set_num_threads(1)

@@ -29,7 +29,7 @@ def quantize_with(scale: Any) -> Any:
 
 
 def dequantize(codes: Any, scale_inv: Any = SCALE) -> Tensor:
-    return ixt.dequantize(codes, scale_inv)
+    return ixt.dequantize((codes, scale_inv), ROW)
 
 
 def scaled_mm(a: Any, b: Any, scale_a: Any = SCALE, bias: Any = None) -> Tensor:
@@ -138,7 +138,7 @@ def test_granularity_and_scale_must_agree() -> None:
     ("fields", "message"),
     [
         ({"dtype": torch.int8}, "`dtype` must be float8_e4m3fn or float8_e5m2, got int8"),
-        ({"granularity": "block"}, '`granularity` must be "tensor" or "row"'),
+        ({"granularity": "column"}, '`granularity` must be "tensor", "row", "block" or "square"'),
         ({"eps": -1.0}, "`eps` must be at least 0"),
         ({"eps": 1e39}, "`eps` must be at least 0 and at most 3.4"),
         ({"eps": "0"}, "`eps` must be a number"),
@@ -157,7 +157,7 @@ def test_no_gradient_is_asked_for_where_none_is_wanted() -> None:
         @staticmethod
         def forward(ctx: Any, x: Tensor) -> Tensor:
             q = ixt.quantize(x, ROW)
-            return ixt.dequantize(q.codes, q.scale_inv, torch.float32)
+            return ixt.dequantize(q, ixt.FP8(), torch.float32)
 
         @staticmethod
         def backward(ctx: Any, grad: Tensor) -> Tensor:

@@ -15,7 +15,13 @@ import pytest
 import inductor_ext as ixt
 from inductor_ext import _install, config
 
-DEFAULTS = {"enabled": False, "strict": False, "numerics": "exact", "disabled_ops": frozenset()}
+DEFAULTS = {
+    "enabled": False,
+    "strict": False,
+    "numerics": "exact",
+    "disabled_ops": frozenset(),
+    "always_lower": True,  # tests/conftest.py
+}
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +57,7 @@ def test_environment(tmp_path: Path) -> None:
     )
     assert done.stdout.splitlines() == [
         "{'enabled': True, 'strict': True, 'numerics': 'fast',"
-        " 'disabled_ops': ['a::b', 'inductor_ext::dequantize_fp8']}",
+        " 'disabled_ops': ['a::b', 'inductor_ext::dequantize_fp8'], 'always_lower': False}",
         "True False",
     ], done.stderr
 

@@ -26,20 +26,20 @@ def no_caches() -> Iterator[None]:
 
 
 def row(x: Tensor) -> Tensor:
-    codes, scale_inv, _ = ixt.quantize(x * 2, ixt.FP8(granularity="row"))
-    return ixt.dequantize(codes, scale_inv, torch.float32)
+    q = ixt.quantize(x * 2, ixt.FP8(granularity="row"))
+    return ixt.dequantize(q, ixt.FP8(), torch.float32)
 
 
 def tensor(x: Tensor) -> Tensor:
-    codes, scale_inv, _ = ixt.quantize(x * 2, ixt.FP8(granularity="tensor"))
-    return ixt.dequantize(codes, scale_inv, torch.float32)
+    q = ixt.quantize(x * 2, ixt.FP8(granularity="tensor"))
+    return ixt.dequantize(q, ixt.FP8(), torch.float32)
 
 
 def static(x: Tensor) -> Tensor:
     scale = x.new_full((x.shape[0], 1), 3.0)
-    codes, scale_inv, amax = ixt.quantize(x * 2, ixt.FP8(granularity="row"), scale=scale)
-    assert amax is not None
-    return ixt.dequantize(codes, scale_inv, torch.float32) + amax
+    q = ixt.quantize(x * 2, ixt.FP8(granularity="row"), scale=scale)
+    assert q.amax is not None
+    return ixt.dequantize(q, ixt.FP8(), torch.float32) + q.amax
 
 
 def plain_row(x: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ def _no_grad():
 
 def chain(x: torch.Tensor) -> torch.Tensor:
     q = ixt.quantize(F.relu(x), ixt.FP8())
-    return torch.neg(ixt.dequantize(q.codes, q.scale_inv))
+    return torch.neg(ixt.dequantize(q, ixt.FP8()))
 
 
 X = torch.randn(64, 256, dtype=torch.bfloat16)

@@ -92,7 +92,7 @@ with warnings.catch_warnings(record=True) as said:
     x = torch.tensor([[448.0, -1.0, 224.0, 0.0]])
     for _ in range(3):
         q = ixt.quantize(x, ixt.FP8(granularity="row"))
-        y = ixt.dequantize(q.codes, q.scale_inv, torch.float32)
+        y = ixt.dequantize(q, ixt.FP8(), torch.float32)
 Path.is_file = real
 from inductor_ext.kernels import load
 told = [str(w.message) for w in said if issubclass(w.category, ixt.InductorExtWarning)]
@@ -118,7 +118,7 @@ import json, torch
 {first}
 def chain(x):
     q = ixt.quantize(x * 2, ixt.FP8(granularity="row"))
-    return ixt.dequantize(q.codes, q.scale_inv, torch.float32) + 1
+    return ixt.dequantize(q, ixt.FP8(), torch.float32) + 1
 """
 COUNT = """
 import torch._inductor.config

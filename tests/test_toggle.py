@@ -28,8 +28,8 @@ def no_caches() -> Iterator[None]:
 
 
 def chain(x: Tensor) -> Tensor:
-    codes, scale_inv, _ = ixt.quantize(x * 2, FORMAT)
-    return ixt.dequantize(codes, scale_inv, torch.float32) + 1
+    q = ixt.quantize(x * 2, FORMAT)
+    return ixt.dequantize(q, FORMAT, torch.float32) + 1
 
 
 # --- tables ----------------------------------------------------------------------------------

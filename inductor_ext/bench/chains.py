@@ -95,7 +95,7 @@ def chains() -> Iterator[Chain]:
     yield Chain("tensor", 5, _tensor, _plain_tensor, ("x",), 93)
     yield Chain(
         "dequantize row", 3,
-        lambda q, s: ixt.dequantize(q, s),
+        lambda q, s: ixt.dequantize((q, s), ROW),
         lambda q, s: (q.float() * s).to(torch.bfloat16),
         ("codes", "row_scale"),
     )  # fmt: skip
@@ -188,7 +188,7 @@ def host_times(device: torch.device) -> dict[str, float]:
         ),
         "api quantize row": lambda: ixt.quantize(x, ROW),
         "api quantize static": lambda: ixt.quantize(x, TENSOR, scale),
-        "api dequantize": lambda: ixt.dequantize(codes, row_scale),
+        "api dequantize": lambda: ixt.dequantize((codes, row_scale), ROW),
         "for comparison: torch.mul": lambda: x * scale,
     }
     with torch.no_grad():

@@ -57,8 +57,8 @@ class Graph:
 class OpOutcome:
     """What became of one call of a registered op.
 
-    ``outcome`` is "lowered", "decomposed", "declined", "failed" or "opaque"; ``kernels`` names
-    the kernels that compute it (its own, where it stayed opaque).
+    ``outcome`` is "lowered", "decomposed", "declined", "failed", "opaque" or "kernel" (nothing to
+    fuse with); ``kernels`` names the kernels that compute it (its own, where it stayed opaque).
     """
 
     op: str

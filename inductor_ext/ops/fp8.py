@@ -23,6 +23,7 @@ from ..validation import (
     check_scale,
     check_tensor,
 )
+from ._alone import cuda_kernel
 from ._library import define
 
 _LOWERINGS = "inductor_ext.lowerings.fp8:"
@@ -150,6 +151,7 @@ register(
     lowering=_LOWERINGS + "quantize_fp8_static",
     autograd=None,
     supports=triton_casts_to_fp8,
+    kernel_alone=cuda_kernel,
     inputs=_inputs_static,
 )
 register(
@@ -158,6 +160,7 @@ register(
     lowering=_LOWERINGS + "quantize_fp8_tensor",
     autograd=None,
     supports=triton_casts_to_fp8,
+    kernel_alone=cuda_kernel,
     inputs=_inputs,
 )
 register(
@@ -166,6 +169,7 @@ register(
     lowering=_LOWERINGS + "quantize_fp8_row",
     autograd=None,
     supports=triton_casts_to_fp8,
+    kernel_alone=cuda_kernel,
     inputs=_inputs,
 )
 register(
@@ -174,5 +178,6 @@ register(
     lowering=_LOWERINGS + "dequantize_fp8",
     autograd=None,
     supports=triton_casts_to_fp8,
+    kernel_alone=cuda_kernel,
     inputs=_inputs_dequantize,
 )

@@ -21,6 +21,7 @@ from ..validation import (
     check_scale,
     check_tensor,
 )
+from ._alone import cuda_kernel
 from ._devices import cpu_or_nvidia
 from ._library import define
 from .amax import check_float, float_inputs
@@ -153,6 +154,7 @@ register(
     lowering=_LOWERINGS + "quantize_int8_tensor",
     autograd=None,
     supports=cpu_or_nvidia,
+    kernel_alone=cuda_kernel,
     inputs=_inputs,
 )
 register(
@@ -161,6 +163,7 @@ register(
     lowering=_LOWERINGS + "quantize_int8_row",
     autograd=None,
     supports=cpu_or_nvidia,
+    kernel_alone=cuda_kernel,
     inputs=_inputs,
 )
 register(
@@ -169,6 +172,7 @@ register(
     lowering=_LOWERINGS + "quantize_int8_group",
     autograd=None,
     supports=cpu_or_nvidia,
+    kernel_alone=cuda_kernel,
     inputs=_inputs_group,
 )
 register(
@@ -177,5 +181,6 @@ register(
     lowering=_LOWERINGS + "dequantize_int8",
     autograd=None,
     supports=cpu_or_nvidia,
+    kernel_alone=cuda_kernel,
     inputs=_inputs_dequantize,
 )

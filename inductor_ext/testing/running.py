@@ -43,7 +43,13 @@ def plugin(enabled: bool) -> Iterator[None]:
     Without caches every compilation lowers anew, so that its records tell what happened.
     """
     with (
-        config.patch(enabled=enabled, strict=False, numerics="exact", disabled_ops=frozenset()),
+        config.patch(
+            enabled=enabled,
+            strict=False,
+            numerics="exact",
+            disabled_ops=frozenset(),
+            always_lower=True,
+        ),
         torch.compiler.config.patch(force_disable_caches=True),
     ):
         yield

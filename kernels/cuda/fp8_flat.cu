@@ -15,6 +15,24 @@ void launch_quantize_static(const QuantizeArgs& args, Float in, Fp8 out, Target 
   });
 }
 
+void launch_amax(const void* x, int64_t n, float* amax, Float in, Target target) {
+  clear_amax(amax, target);
+  const auto run = [&](auto t) {
+    using T = decltype(t);
+    constexpr int N = kVector<T>;
+    const bool wide = aligned16(x);
+    launch(wide ? amax_flat<T, N> : amax_flat<T, 1>, grid_for(wide ? n / N : n, kQuantizeUnroll),
+           kThreads, target.stream, false, static_cast<const T*>(x), amax, n);
+  };
+  if (in == Float::bf16) {
+    run(bf16{});
+  } else if (in == Float::f16) {
+    run(f16{});
+  } else {
+    run(float{});
+  }
+}
+
 void launch_quantize_current(const QuantizeArgs& args, Float in, Fp8 out, Target target) {
   with_types<bf16, f16>(in, out, [&](auto t, auto format) {
     using T = decltype(t);

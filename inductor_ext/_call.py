@@ -1,0 +1,41 @@
+"""Call an op from the public API: what it refuses is a TypeError or ValueError with clear words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import _compat
+from .validation import check_no_grad
+
+
+def call(op: Callable[..., Any], *args: Any) -> Any:
+    """Call an op that has no gradient.
+
+    While compiling, the op's fake checks the arguments: an exception raised in traced code would
+    lose its message.  In eager mode the kernel checks them, and only when it refuses is the fake
+    asked for the typed error, so that a good call pays nothing.
+    """
+    if torch.compiler.is_compiling():
+        return op(*args)
+    name = op._schema.name.partition("::")[2]  # type: ignore[attr-defined]
+    for argument, value in zip(op._schema.arguments, args, strict=False):  # type: ignore[attr-defined]
+        if isinstance(value, torch.Tensor):
+            check_no_grad(argument.name, value, name)
+    try:
+        return op(*args)
+    except RuntimeError:
+        _raise_what_the_fake_says(op, args)
+        raise
+
+
+def _raise_what_the_fake_says(op: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    mode = _compat.FakeTensorMode()
+    fakes = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in args]
+    with mode:
+        try:
+            op(*fakes)
+        except (TypeError, ValueError) as refusal:
+            raise refusal from None
