@@ -26,8 +26,7 @@ def div_rn(a: Tensor, b: Tensor) -> Tensor:
 
 def _divide(a: Tensor, b: Tensor | float) -> Tensor:
     other = b if isinstance(b, Tensor) else torch.full_like(a, b)
-    if other.dim() > a.dim() or a.numel() < other.numel():
-        a = a.expand(other.shape)
+    a = a.expand(torch.broadcast_shapes(a.shape, other.shape))
     quotient: Tensor = torch.ops.inductor_ext.div_rn(a, other)
     return quotient
 

@@ -75,10 +75,11 @@ def of_groups(
         element: from an element's index and its group's index to the element's value.
     """
     *rows, columns = size
-    if x.get_device().type != "cpu" or not divides(group, columns):
+    if not divides(group, columns):
         return pointwise(x, dtype, size, lambda index: element(index, _group_of(index, group, x)))
 
-    # A loop over groups, and a loop over a group's elements: no division for the C++ back end.
+    # A loop over groups, and a loop over a group's elements: what the amax of the groups walks
+    # over too, so that Triton makes one kernel of both; and no division for the C++ back end.
     def inner(index: Sequence[Any]) -> Any:
         *own, place = index
         return element([*own[:-1], own[-1] * group + place], own)
