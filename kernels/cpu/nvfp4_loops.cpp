@@ -25,37 +25,42 @@ void load_columns(const void* x, int64_t stride, int64_t n, Fp4Elements& out) {
   }
 }
 
-// The value of a code without its sign.
-IXT_HD float magnitude_of(uint32_t code) {
-  const int32_t c = static_cast<int32_t>(code & 7u);
-  const int32_t twice = c < 4 ? c : (2 + (c & 1)) << ((c >> 1) - 1 < 0 ? 0 : (c >> 1) - 1);
-  return static_cast<float>(twice) * 0.5f;
-}
-
+// The value of a code: from 1 on its bits are those of fp32, moved.
 IXT_HD float decode_fp4(uint32_t code) {
-  return bit_copy<float>(bit_copy<uint32_t>(magnitude_of(code)) | (code & 8u) << 28);
+  const uint32_t magnitude = code & 7u;
+  const float small = static_cast<float>(static_cast<int32_t>(magnitude)) * 0.5f;
+  const uint32_t large = (magnitude << 22) + (126u << 23);
+  const uint32_t bits = magnitude < 2 ? bit_copy<uint32_t>(small) : large;
+  return bit_copy<float>(bits | (code & 8u) << 28);
 }
 
 template <typename T>
 void dequantize(const uint8_t* __restrict codes, const float* __restrict factor, int64_t n,
                 void* y) {
   auto* __restrict words = static_cast<typename T::Word*>(y);
-  for (int64_t w = 0; w < n; ++w) {
-    const float f = factor[w];
-    for (int64_t i = 0; i < 16; ++i) {
-      const uint32_t code = static_cast<uint32_t>(codes[8 * w + i / 2]) >> (4 * (i % 2)) & 15u;
-      words[16 * w + i] = T::store(decode_fp4(code) * f);
+  for (int64_t w = 0; w < 2 * n; ++w) {  // half blocks: eight codes in a word
+    const float f = factor[w / 2];
+    uint32_t eight;
+    memcpy(&eight, codes + 4 * w, 4);
+    for (uint32_t i = 0; i < 8; ++i) {
+      words[8 * w + i] = T::store(decode_fp4(eight >> (4 * i) & 15u) * f);
     }
   }
 }
 
-// One lane of a strip with the operators of float, for hadamard16.
+// Sixteen blocks at a time, one in each lane of a vector.
+using Lanes = float __attribute__((vector_size(64)));
+
 void hadamard(Fp4Elements& a, int64_t n) {
-  for (int64_t w = 0; w < n; ++w) {
-    float v[16];
-    for (int64_t i = 0; i < 16; ++i) v[i] = a[i][w];
+  for (int64_t first = 0; first < n; first += 16) {
+    const size_t bytes = sizeof(float) * static_cast<size_t>(n - first < 16 ? n - first : 16);
+    Lanes v[16] = {};
+    for (int64_t i = 0; i < 16; ++i) memcpy(&v[i], &a[i][first], bytes);
     hadamard16(v);
-    for (int64_t i = 0; i < 16; ++i) a[i][w] = BF16::load(BF16::store(v[i]));
+    for (int64_t i = 0; i < 16; ++i) memcpy(&a[i][first], &v[i], bytes);
+  }
+  for (int64_t i = 0; i < 16; ++i) {
+    for (int64_t w = 0; w < n; ++w) a[i][w] = BF16::load(BF16::store(a[i][w]));
   }
 }
 
