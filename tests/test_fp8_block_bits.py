@@ -80,7 +80,8 @@ def test_options(device: str, target: str) -> None:
 def test_shapes_and_layouts(device: str, dtype: str) -> None:
     flat = cases.values("wide", 98304, cases.INPUTS[dtype])
     for number, shape in enumerate(SHAPES):
-        for layout in cases.layouts_for(shape):
+        few = dtype != "bf16" or math.prod(shape) > 2500
+        for layout in ("contiguous",) if few else cases.layouts_for(shape):
             x = cases.lay_out(flat, shape, layout)
             target = ("e4m3", "e5m2")[number % 2]
             size = blocks.GROUPS[number % 3]
