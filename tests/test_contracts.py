@@ -38,8 +38,10 @@ def test_contract_on_cpu(name: str) -> None:
 
 
 def test_every_op_of_the_families_is_here() -> None:
-    fp8 = "static tensor row column block block_both static_both tensor_both".split()
-    expected = {f"quantize_fp8_{kind}" for kind in fp8} | {"dequantize_fp8", "dequantize_fp8_block"}
+    kinds = ("static", "tensor", "row", "column", "block")
+    expected = {f"quantize_fp8_{kind}" for kind in kinds}
+    expected |= {f"quantize_fp8_{kind}_both" for kind in ("static", "tensor", "block")}
+    expected |= {"dequantize_fp8", "dequantize_fp8_block"}
     for name in ("mxfp8", "nvfp4"):
         expected |= {f"quantize_{name}", f"quantize_{name}_both", f"dequantize_{name}"}
     expected |= {f"quantize_int8_{kind}" for kind in ("tensor", "row", "group")}
