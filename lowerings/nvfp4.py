@@ -63,13 +63,16 @@ def quantize_nvfp4(
     result = _Result(source, swapped, block_m == block_k)
     scale, multiplier = _scales(result, amax)
     codes = result.codes(multiplier, int(transposed), rng)
-    scales = stored(pointwise(x, _SCALE, result.grid, lambda i: ops.to_dtype(scale(i), _SCALE)))
     if layout == "gemm":
-        ordered = _swizzled(scales, result)
-    elif result.square:
-        ordered = _contiguous(scales, swapped)
+        grid = pointwise(x, _SCALE, result.grid, lambda i: ops.to_dtype(scale(i), _SCALE))
+        ordered = _swizzled(stored(grid), result)
     else:
-        ordered = reshaped(_contiguous(scales, swapped), [*outer, result.blocks])
+        size = result.grid[::-1] if swapped else result.grid
+        ordered = pointwise(
+            x, _SCALE, size, lambda i: ops.to_dtype(scale(i[::-1] if swapped else i), _SCALE)
+        )
+        if not result.square:
+            ordered = reshaped(ordered, [*outer, result.blocks])
     return reshaped(codes, [*outer, FloorDiv(result.length, 2)]), ordered
 
 
@@ -276,14 +279,6 @@ def _rounded_to_e4m3(value: Any) -> Any:
     normal = ops.to_dtype_bitcast(bits, F32, torch.int32)
     small = ops.sub(ops.add(value, f32(2.0**14)), f32(2.0**14))  # the grid of subnormals, 2^-9
     return ops.where(ops.lt(value, f32(2.0**-6)), small, normal)
-
-
-def _contiguous(scales: Any, swapped: bool) -> Any:
-    """Return the scales of the grid in the order of the result."""
-    if not swapped:
-        return scales
-    load, (blocks, rows) = scales.make_loader(), scales.get_size()
-    return pointwise(scales, _SCALE, (rows, blocks), lambda i: load([i[1], i[0]]))
 
 
 def _swizzled(scales: Any, result: _Result) -> Any:

@@ -249,6 +249,7 @@ def _inputs_quantize(device: torch.device) -> Iterator[tuple[Any, ...]]:
 def _inputs_both(device: torch.device) -> Iterator[tuple[Any, ...]]:
     for x, amax in _xs(device):
         yield x, amax, amax, True
+        yield x, amax, amax, True, "gemm"
         yield x, amax, amax * 2, False
         yield x, amax, amax * 2, False, "gemm"
         yield x, amax, amax * 4, False, "plain", True
