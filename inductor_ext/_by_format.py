@@ -73,16 +73,20 @@ def both(x: Tensor, f: Format, scale: Any, amax: Any, rng: Any, transposed: bool
     While compiling, the orientations of blocks are ops of their own: one that nobody uses
     disappears, and the partitioner may recompute one of them (see ``_pairs.py``).
     """
-    one_pass = _one_pass(x, f, scale, amax, rng)
-    split = torch.compiler.is_compiling() and not (isinstance(f, FP8) and f.granularity == "tensor")
+    by_row = by_column = amax
+    if isinstance(f, NVFP4) and amax is None:
+        by_row, by_column = _nvfp4_amaxes(x, f)
+    one_pass = _one_pass(x, f, scale, by_row, by_column, rng)
+    of_tensor = isinstance(f, FP8) and f.granularity == "tensor"
+    split = torch.compiler.is_compiling() and not of_tensor
     if one_pass is None or split or (not transposed and not isinstance(f, MXFP8)):
-        halves = row(x, f, scale, amax, rng), column(x, f, scale, amax, rng, transposed)
-        return BothWays(*halves)
+        along_k = row(x, f, scale, by_row, rng)
+        return BothWays(along_k, column(x, f, scale, by_column, rng, transposed))
     return one_pass(transposed)
 
 
 def _one_pass(
-    x: Tensor, f: Format, scale: Any, amax: Any, rng: Any
+    x: Tensor, f: Format, scale: Any, by_row: Any, by_column: Any, rng: Any
 ) -> Callable[[bool], BothWays] | None:
     if isinstance(f, FP8) and f.granularity == "tensor":
         return lambda _: _fp8_tensor_both(x, f, scale)
@@ -94,7 +98,7 @@ def _one_pass(
         op = _ops.quantize_mxfp8_both.default
         return lambda t: _pair(call(op, x, f.dtype, f.square, t, f.mode, f.layout))
     if isinstance(f, NVFP4):
-        return lambda _: _nvfp4_both(x, f, amax, rng)
+        return lambda _: _nvfp4_both(x, f, by_row, by_column, rng)
     return None
 
 
@@ -163,10 +167,14 @@ def _nvfp4(
     return Quantized(codes, scales, amax)
 
 
-def _nvfp4_both(x: Tensor, f: NVFP4, amax: Tensor | None, rng: Any) -> BothWays:
-    by_row = _nvfp4_amax(x, f, False) if amax is None else amax
-    same = amax is not None or not (f.hadamard or f.granularity == "row")
-    by_column = by_row if same else _nvfp4_amax(x, f, True)
+def _nvfp4_amaxes(x: Tensor, f: NVFP4) -> tuple[Tensor, Tensor]:
+    """Return the amax along K and the one along M, the same where they cannot differ."""
+    along_k = _nvfp4_amax(x, f, False)
+    differ = f.hadamard or f.granularity == "row"
+    return along_k, _nvfp4_amax(x, f, True) if differ else along_k
+
+
+def _nvfp4_both(x: Tensor, f: NVFP4, by_row: Tensor, by_column: Tensor, rng: Any) -> BothWays:
     op = _ops.quantize_nvfp4_both.default
     codes, scales, codes_t, scales_t = call(
         op, x, by_row, by_column, f.square, f.layout, f.hadamard, rng

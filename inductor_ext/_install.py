@@ -16,6 +16,7 @@ import torch
 from torch._ops import OpOverload
 
 from . import _cache_key, _compat, _state
+from ._pairs import wrap_post_passes
 from ._rounding import wrap_joint_passes
 from ._schedule import wrap_persistent_choice
 from ._tables import ABSENT, LOCK, Entry
@@ -151,8 +152,6 @@ def _install_globals() -> None:
     _global_entries.append(wrap_persistent_choice(_is_lowered))
     _global_entries.append(_install_rounding())
     _global_entries.append(wrap_joint_passes(_is_lowered))
-    from ._pairs import wrap_post_passes  # needs the ops, which import this module
-
     _global_entries.append(wrap_post_passes())
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from torch.fx import Graph, GraphModule, Node
 
 from . import _compat, config
 
-_ops = torch.ops.inductor_ext
 Arguments = dict[str, Any]
 
 
@@ -45,11 +45,18 @@ def _nvfp4(k: Arguments, m: Arguments) -> tuple[Any, ...] | None:
     return (k["x"], k["amax"], m["amax"], square, k["layout"], m["hadamard"], k["rng"])
 
 
-_PAIRS: dict[Any, tuple[Any, Callable[[Arguments, Arguments], tuple[Any, ...] | None]]] = {
-    _ops.quantize_fp8_block.default: (_ops.quantize_fp8_block_both.default, _fp8),
-    _ops.quantize_mxfp8.default: (_ops.quantize_mxfp8_both.default, _mxfp8),
-    _ops.quantize_nvfp4.default: (_ops.quantize_nvfp4_both.default, _nvfp4),
-}
+Rule = Callable[[Arguments, Arguments], tuple[Any, ...] | None]
+
+
+@cache
+def _pairs() -> dict[Any, tuple[Any, Rule]]:
+    """Return what to join: the op of one orientation, the op of both, and how."""
+    ops = torch.ops.inductor_ext
+    return {
+        ops.quantize_fp8_block.default: (ops.quantize_fp8_block_both.default, _fp8),
+        ops.quantize_mxfp8.default: (ops.quantize_mxfp8_both.default, _mxfp8),
+        ops.quantize_nvfp4.default: (ops.quantize_nvfp4_both.default, _nvfp4),
+    }
 
 
 def _are(k: Arguments, m: Arguments, blocks: tuple[Any, Any], *, same: tuple[str, ...]) -> bool:
@@ -86,7 +93,7 @@ def wrap_post_passes() -> Callable[[], None]:
 def join(graph: Graph) -> int:
     """Replace each pair of orientations by the op that makes both; return how many."""
     count = 0
-    calls = [node for node in graph.nodes if node.target in _PAIRS]
+    calls = [node for node in graph.nodes if node.target in _pairs()]
     while calls:
         first = calls.pop(0)
         for other in calls:
@@ -98,7 +105,7 @@ def join(graph: Graph) -> int:
 
 
 def _join(graph: Graph, first: Node, second: Node) -> bool:
-    target, rule = _PAIRS[first.target]
+    target, rule = _pairs()[first.target]
     if {first.target._schema.name, target._schema.name} & config.disabled_ops:
         return False
     for k, m in ((first, second), (second, first)):

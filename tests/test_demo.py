@@ -147,9 +147,10 @@ def test_small_run_quality(run: tuple[dict[str, Any], str]) -> None:
         assert row["cosine_min"] > 0.99, row["key"]
         assert row["ranking_same"], row["key"]
         assert row["ms"] > 0
-    agreement = run[0]["plugin_against_opaque"]
+    agreement = run[0]["plugin_against_eager"]
     assert agreement["codes"] == 2 * run[0]["sentences"] * run[0]["tokens"] * 384
-    # The layer norm's sums may be ordered differently, which moves a value to a neighbouring code.
+    # The layer norm's sums may be ordered differently, and GELU's erf is another one, which moves
+    # a value to a neighbouring code.
     assert agreement["codes_differ"] <= 1e-3 * agreement["codes"]
     assert agreement["embedding_diff"] < 0.01
 

@@ -56,10 +56,10 @@ class Report:
 
     @property
     def agreement_line(self) -> str:
-        """One sentence: the plugin against the opaque ops."""
+        """One sentence: the plugin against eager mode."""
         a = self.agreement
         return (
-            f"Plugin on against off, layer by layer on the same input: {a.codes_differ:,} of "
+            f"Plugin against eager FP8, layer by layer on the same input: {a.codes_differ:,} of "
             f"{a.codes:,} FP8 codes and {a.scales_differ:,} of {a.scales:,} scales differ; "
             f"largest difference of the final embeddings: {a.embedding_diff:.2g}."
         )
@@ -118,7 +118,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "tokens": report.tokens,
         "repeat": report.repeat,
         "rows": [_row(result) for result in report.results],
-        "plugin_against_opaque": dataclasses.asdict(report.agreement),
+        "plugin_against_eager": dataclasses.asdict(report.agreement),
     }
 
 
