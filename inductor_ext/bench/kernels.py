@@ -210,7 +210,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"no kernel's name contains {arguments.only!r}; names are like {str(CASES[0])!r}")
         return 2
     shapes = arguments.shape or SHAPES[device.type]
-    console, about = Console(width=150), environment(device)
+    console, about = Console(width=165), environment(device)
     console.print(", ".join(f"{name} {value}" for name, value in about.items()))
     report: dict[str, Any] = {"environment": about, "copies": [], "kernels": []}
     tables = []
