@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
-from inductor_ext import bench
+from inductor_ext import bench, support
+from inductor_ext.bench import kernels
 from inductor_ext.bench.chart import chart
+from inductor_ext.bench.kernel_cases import CASES, Case, inputs
 
 
 def test_chains_are_measured_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,6 +42,96 @@ def test_cpu_kernels_are_measured_and_kept(
     assert row["case"] == "dequantize 1 x 128"
     assert min(row["ours"], row["eager"], row["inductor"], row["lowered"]) > 0
     assert "Inductor, of the formula" in capsys.readouterr().out
+
+
+def test_kernels_are_measured_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = tmp_path / "numbers.json"
+    arguments = ["kernels", "--device", "cpu", "--shape", "64x256", "--compiled"]
+    only = ["--only", "INT8 dequantize row"]
+    assert bench.main([*arguments, *only, "--json", str(kept)]) == 0
+    report = json.loads(kept.read_text())
+    assert set(report["environment"]) >= {"device", "torch", "triton", "date"}
+    (row,) = report["kernels"]
+    assert row["bytes"] == 64 * 256 * 3 + 64 * 4  # codes, bf16 results, a scale a row
+    share = 100 * row["bytes"] / row["us"] * 1e6 / report["copies"][0]["large"]
+    assert row["percent"] == pytest.approx(share, rel=0.02, abs=0.1)
+    assert row["goal_percent"] is None  # goals are a GPU's
+    assert row["default"]["outcome"] == row["lowered"]["outcome"] == "lowered"
+    assert min(row["us"], row["default"]["us"], row["lowered"]["us"]) > 0
+    assert "64 x 256 bf16; copy" in capsys.readouterr().out
+
+
+def test_kernels_at_two_shapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = tmp_path / "numbers.json"
+    shapes = ["--shape", "64x256", "--shape", "32x256"]
+    arguments = ["kernels", "--device", "cpu", "--only", "amax row", *shapes]
+    assert bench.main([*arguments, "--json", str(kept)]) == 0
+    rows = json.loads(kept.read_text())["kernels"]
+    assert [(row["shape"], row["case"]) for row in rows] == [([64, 256], "row"), ([32, 256], "row")]
+    assert rows[0]["default"] is None
+    assert bench.main(["kernels", "--device", "cpu", "--only", "nothing like it"]) == 2
+    assert "names are like 'FP8 static'" in capsys.readouterr().out
+
+
+def test_every_cuda_kernel_is_measured() -> None:
+    with_kernel = {row.op for row in support.table() if row.cuda != "PyTorch"}
+    assert with_kernel - {"scaled_mm"} == {case.op for case in CASES}
+    assert len({str(case) for case in CASES}) == len(CASES)
+
+
+def test_floors_count_what_must_move() -> None:
+    tensors, n = inputs((256, 512), torch.device("cpu")), 256 * 512
+    floors = {}
+    for case in CASES:
+        arguments = kernels.fill(case, tensors)
+        results = kernels.overload(case.op)(*arguments)
+        floors[str(case)] = kernels.floor(case, arguments, results, tensors["x"])
+    expected = {
+        "FP8 static": 3 * n + 4 + 8,  # the scale; its inverse and the amax
+        "FP8 tensor": 5 * n + 4,
+        "FP8 1x128 both gemm": 4 * n + 2 * n // 32,
+        "FP8 128x128 gemm": 3 * n + 2 * 4 * 4,
+        "FP8 dequantize 128x1": 3 * n + n // 32,
+        "MXFP8 K gemm": 3 * n + n // 32,
+        "NVFP4 K gemm, stochastic": 5 * n // 2 + n // 16 + 4 + 16,
+        "NVFP4 dequantize 16x16": 5 * n // 2 + n // 256 + 4,
+        "INT4 dequantize asymmetric 128": 5 * n // 2 + 5 * n // 128,
+        "amax row": 2 * n + 4 * 256,
+        "scale update 300 of 1024, in place": 2 * 4 * 300 * 1025,
+    }
+    assert {name: floors[name] for name in expected} == expected
+
+
+def test_marks_what_falls_short() -> None:
+    case = Case("FP8", "row", "quantize_fp8_row", (), 93)
+    assert kernels.goal(case, (16384, 8192)) == 93
+    assert kernels.goal(case, (8192, 4096)) == 88
+    assert kernels.goal(Case("a", "b", "c", ()), (8192, 4096)) is None
+
+    def row(percent: float, default: kernels.Compiled | None = None) -> kernels.Row:
+        lowered = kernels.Compiled(90.0, "lowered")
+        return kernels.Row(
+            (16384, 8192), "FP8", "row", "op", 3, 100.0, percent, percent, 93, default, lowered
+        )
+
+    assert [row(percent).missed for percent in (92.9, 93.0)] == [True, False]
+    times = (91.0, 92.0, 100.0, None)
+    choices = [row(95, kernels.Compiled(us, "kernel")).choice_is_slow for us in times]
+    assert choices == [False, True, True, True]
+    short, copies = row(92.9, kernels.Compiled(100.0, "kernel")), kernels.Copies(4e12, 4e12)
+    drawn = kernels.table([short], copies, alone=True)
+    cells = [str(cell) for column in drawn.columns for cell in column.cells]
+    assert cells[5:7] == ["93  missed", "100.0 us, kernel  slow"]
+    of_large = dataclasses.replace(short, percent_of_equal_copy=93.0)
+    drawn = kernels.table([of_large], copies, alone=False)
+    assert [str(cell) for cell in drawn.columns[5].cells] == ["93  missed (large)"]
+
+
+@pytest.mark.parametrize("shape", ["64", "64x", "64xa", "0x64"])
+def test_odd_shape_is_refused(shape: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        bench.main(["kernels", "--shape", shape])
+    assert f"must be like 16384x8192, got '{shape}'" in capsys.readouterr().err
 
 
 def test_chart_has_a_bar_for_each_number_and_a_line_for_each_goal() -> None:

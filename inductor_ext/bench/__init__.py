@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from importlib import import_module
 
 __all__ = ["main"]
 
@@ -12,13 +13,22 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m inductor_ext bench", description=__doc__)
     parser.add_argument(
         "suite",
-        choices=["chains", "cpu"],
-        help="what to measure: producers and quantize ops as one graph, or the CPU kernels",
+        choices=["chains", "kernels", "cpu"],
+        help="what to measure: producers and quantize ops as one graph; every eager kernel against"
+        " a copy; or the CPU kernels against their formula",
     )
     parser.add_argument("--rows", type=int, help="rows (chains: 16384, on a CPU 2048; cpu: 4096)")
     parser.add_argument(
         "--columns", type=int, help="columns (chains: 8192, on a CPU 1024; cpu: 4096)"
     )
+    parser.add_argument(
+        "--shape", type=shape_of, action="append", metavar="MxK",
+        help="kernels; may be repeated (default: 16384x8192, 8192x4096 and 4096x14336)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--compiled", action="store_true",
+        help="kernels: also each op compiled alone, by default and lowered (seconds a case)",
+    )  # fmt: skip
     parser.add_argument("--device", default=None, help="cuda or cpu (default: cuda if present)")
     parser.add_argument("--only", default="", help="only lines whose name contains this")
     parser.add_argument(
@@ -29,9 +39,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=50, help="turns of each rival (cpu)")
     parser.add_argument("--seconds", type=float, default=20.0, help="at most for a line (cpu)")
     arguments = parser.parse_args(argv)
-    if arguments.suite == "cpu":
-        from .cpu import run
-    else:
-        from .chains import run
     arguments.json = arguments.json or f"bench-{arguments.suite}.json"
-    return run(arguments)
+    return int(import_module(f".{arguments.suite}", __name__).run(arguments))
+
+
+def shape_of(text: str) -> tuple[int, int]:
+    """Return (rows, columns) of text like "16384x8192"."""
+    rows, by, columns = text.partition("x")
+    if not (by and rows.isdecimal() and columns.isdecimal() and int(rows) * int(columns)):
+        raise argparse.ArgumentTypeError(f"must be like 16384x8192, got {text!r}")
+    return int(rows), int(columns)

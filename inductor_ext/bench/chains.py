@@ -7,9 +7,7 @@ the same run; ``n`` is the number of elements, so "3n" is 2 bytes read and 1 wri
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import platform
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -23,6 +21,7 @@ from torch import Tensor
 import inductor_ext as ixt
 
 from .chart import chart
+from .environment import environment
 from .timing import copy_bandwidth, device_time, host_time
 
 E4M3 = torch.float8_e4m3fn
@@ -195,24 +194,6 @@ def host_times(device: torch.device) -> dict[str, float]:
         return {name: round(host_time(call, device), 2) for name, call in calls.items()}
 
 
-def _environment(device: torch.device) -> dict[str, str]:
-    cuda = device.type == "cuda"
-    try:
-        import triton
-
-        triton_version = triton.__version__
-    except ImportError:
-        triton_version = "none"
-    return {
-        "device": torch.cuda.get_device_name(device) if cuda else platform.processor() or "cpu",
-        "torch": torch.__version__,
-        "triton": triton_version,
-        "python": platform.python_version(),
-        "inductor_ext": ixt.__version__,
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-    }
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Measure the chains, print the table, keep JSON if asked; returns the exit code."""
     from rich.console import Console
@@ -224,9 +205,9 @@ def run(arguments: argparse.Namespace) -> int:
     columns = arguments.columns or (8192 if device.type == "cuda" else 1024)
     console = Console(width=130)
     speed = copy_bandwidth(rows * columns, device)
-    environment = _environment(device)
+    about = environment(device)
     console.print(
-        f"{environment['device']}, torch {environment['torch']}, triton {environment['triton']}; "
+        f"{about['device']}, torch {about['torch']}, triton {about['triton']}; "
         f"{rows} x {columns} bf16; copy {speed / 1e12:.3f} TB/s read + written"
     )
     titles = ("chain", "floor", "floor us", "plain Inductor", "ours compiled", "ours eager")
@@ -253,7 +234,7 @@ def run(arguments: argparse.Namespace) -> int:
         hosts.add_row(name, f"{microseconds}")
     console.print(hosts)
     report = {
-        "environment": environment,
+        "environment": about,
         "shape": [rows, columns],
         "copy_bytes_per_second": speed,
         "chains": [asdict(row) for row in measured],
@@ -263,7 +244,7 @@ def run(arguments: argparse.Namespace) -> int:
     console.print(f"numbers kept in {arguments.json}")
     if arguments.svg:
         title = (
-            f"{environment['device']}, torch {environment['torch']}, {rows} x {columns} bf16: "
+            f"{about['device']}, torch {about['torch']}, {rows} x {columns} bf16: "
             f"% of the floor at the copy's {speed / 1e12:.2f} TB/s (red: goal)"
         )
         Path(arguments.svg).write_text(chart([asdict(row) for row in measured], title))
