@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .amax import amax_ignoring_nan
+
 FLOAT32_MAX = torch.finfo(torch.float32).max
 _SIGN_AND_EXPONENT = -0x00800000  # 0xFF800000 as a signed 32-bit integer
 
@@ -65,21 +67,6 @@ def dequantize_fp8(codes: Tensor, scale_inv: Tensor, dtype: torch.dtype) -> Tens
     if scale_inv.numel() == 1:
         scale_inv = scale_inv.reshape(())
     return (codes.float() * scale_inv).to(dtype).contiguous()
-
-
-def amax_ignoring_nan(v: Tensor, rowwise: bool) -> Tensor:
-    """Return max |v| over the last dimension (kept, size 1) or over everything (0-d).
-
-    NaN elements are skipped, the maximum of an empty set is 0.
-    """
-    if rowwise:
-        shape = (*v.shape[:-1], 1)
-        if v.numel() == 0:
-            return v.new_zeros(shape)
-        return torch.where(v.isnan(), 0.0, v.abs()).amax(-1, keepdim=True)
-    if v.numel() == 0:
-        return v.new_zeros(())
-    return torch.where(v.isnan(), 0.0, v.abs()).amax()
 
 
 def current_scale(amax: Tensor, dtype: torch.dtype, eps: float, pow2: bool, limit: float) -> Tensor:

@@ -108,4 +108,4 @@ def dequantize_fp8_block(
     if layout == "gemm" and block_m == block_k:
         scale_inv = scale_inv[:, : count[1]]
     scale = spread(scale_inv.reshape(count), block_m, block_k, rows, columns)
-    return (q * scale).to(dtype).view(codes.shape)
+    return (q * scale).to(dtype).contiguous().view(codes.shape)

@@ -129,7 +129,7 @@ def dequantize_mxfp8(
     else:
         scales = unswizzle(scales, rows, count[1])[::block_m]
     scale = spread(e8m0_value(scales), block_m, block_k, rows, columns)
-    return (q * scale).to(dtype).view(codes.shape)
+    return (q * scale).to(dtype).contiguous().view(codes.shape)
 
 
 def e8m0_from_amax(amax: Tensor, dtype: torch.dtype, mode: str) -> Tensor:

@@ -70,11 +70,14 @@ def column(x: Tensor, f: Format, scale: Any, amax: Any, rng: Any, transposed: bo
 def both(x: Tensor, f: Format, scale: Any, amax: Any, rng: Any, transposed: bool) -> BothWays:
     """Quantize in both orientations, from one read of ``x`` where a kernel does that.
 
-    While compiling, the orientations are ops of their own: one that nobody uses disappears, and
-    the partitioner may recompute one of them.
+    While compiling, the orientations of blocks are ops of their own: one that nobody uses
+    disappears, and the partitioner may recompute one of them (see ``_pairs.py``).
     """
-    one_pass = None if torch.compiler.is_compiling() else _one_pass(x, f, scale, amax, rng)
-    if one_pass is None or (not transposed and not isinstance(f, MXFP8)):
+    one_pass = _one_pass(x, f, scale, amax, rng)
+    split = torch.compiler.is_compiling() and not (
+        isinstance(f, FP8) and f.granularity == "tensor"
+    )
+    if one_pass is None or split or (not transposed and not isinstance(f, MXFP8)):
         halves = row(x, f, scale, amax, rng), column(x, f, scale, amax, rng, transposed)
         return BothWays(*halves)
     return one_pass(transposed)

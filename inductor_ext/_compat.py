@@ -34,6 +34,8 @@ SYMBOLS: dict[str, str] = {
     "ir": "torch._inductor.ir",
     "ops": "torch._inductor.virtualized:ops",
     "V": "torch._inductor.virtualized:V",
+    "FloorDiv": "torch.utils._sympy.functions:FloorDiv",
+    "ModularIndexing": "torch.utils._sympy.functions:ModularIndexing",
     # Decomposition table; its copy is cached and must be dropped after a change.
     "decompositions": "torch._inductor.decomposition:decompositions",
     "fast_random_decomps": "torch._inductor.decomposition:fast_random_decomps",
@@ -64,6 +66,7 @@ SYMBOLS: dict[str, str] = {
     "GraphLowering": "torch._inductor.graph:GraphLowering",
     "PyCodeCache": "torch._inductor.codecache:PyCodeCache",
     "compile_fx": "torch._inductor.compile_fx:compile_fx",
+    "compile_fx_module": "torch._inductor.compile_fx",
     "joint_graph": "torch._inductor.fx_passes.joint_graph",
     "inductor_debug": "torch._inductor.debug",
     "codegen_cpp": "torch._inductor.codegen.cpp",

@@ -16,6 +16,7 @@ import torch
 from torch._ops import OpOverload
 
 from . import _cache_key, _compat, _state
+from ._rounding import wrap_joint_passes
 from ._schedule import wrap_persistent_choice
 from ._tables import ABSENT, LOCK, Entry
 from .errors import InductorExtWarning
@@ -148,6 +149,27 @@ def _forget_fallback(op: OpOverload) -> Callable[[], None]:
 def _install_globals() -> None:
     _global_entries.append(_wrap_partitioner_lists())
     _global_entries.append(wrap_persistent_choice(_is_lowered))
+    _global_entries.append(_install_rounding())
+    _global_entries.append(wrap_joint_passes(_is_lowered))
+    from ._pairs import wrap_post_passes  # needs the ops, which import this module
+
+    _global_entries.append(wrap_post_passes())
+
+
+def _install_rounding() -> Callable[[], None]:
+    """Install the lowering of the op that :mod:`inductor_ext._rounding` puts into graphs."""
+    from inductor_ext.lowerings.rounding import round_to_dtype as lower
+
+    from .ops.rounding import round_to_dtype as op
+
+    restore_side_tables = _forget_fallback(op)
+    entry = Entry(_compat.lowerings, op, lower)
+
+    def remove() -> None:
+        entry.remove()
+        restore_side_tables()
+
+    return remove
 
 
 def _wrap_partitioner_lists() -> Callable[[], None]:
@@ -162,7 +184,7 @@ def _wrap_partitioner_lists() -> Callable[[], None]:
 
     def get_default_op_list() -> Any:
         lists = original()
-        for packet in recomputable_packets():
+        for packet in (*recomputable_packets(), torch.ops.inductor_ext.round_to_dtype):
             lists.recomputable_ops.add(packet)
             lists.fusible_ops.add(packet)
         return lists

@@ -139,7 +139,7 @@ class INT8(Format):
 
     Args:
         granularity: what shares a scale: "tensor", "row", or "group" (``group`` elements of a row).
-        group: any positive size; only for "group".
+        group: 32, 64, 128 or 256; only for "group".
     """
 
     granularity: Literal["tensor", "row", "group"] = "row"
@@ -147,8 +147,7 @@ class INT8(Format):
 
     def __post_init__(self) -> None:
         self._one_of("granularity", "tensor", "row", "group")
-        if isinstance(self.group, bool) or not isinstance(self.group, int) or self.group < 1:
-            raise ValueError(f"`group` must be a positive int, got {self.group!r}")
+        self._one_of("group", 32, 64, 128, 256)
 
 
 @dataclass(frozen=True, kw_only=True)

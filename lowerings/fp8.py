@@ -90,7 +90,7 @@ def _current(
         amax = amax_of_all(x, with_codes=False)
 
     def scale_of(index: Sequence[Any]) -> Any:
-        return _current_scale(amax.load(index), dtype, eps, pow2, limit, device)
+        return current_scale(amax.load(index), dtype, eps, pow2, limit, device)
 
     scale = stored(pointwise(x, F32, amax.get_size(), scale_of))
     load_scale = scale.make_loader()
@@ -100,9 +100,10 @@ def _current(
     return _codes(x, value, scale, dtype), inverse
 
 
-def _current_scale(
+def current_scale(
     amax: Any, dtype: torch.dtype, eps: float, pow2: bool, limit: float, device: torch.device
 ) -> Any:
+    """Return the quantization multiplier for an fp32 amax; see ``decompositions/fp8.py``."""
     if eps > 0.0:
         amax = ops.where(ops.lt(amax, f32(eps)), f32(eps), amax)
     infinity = f32(float("inf"))

@@ -44,14 +44,35 @@ def _needs_rounding(x: Any) -> bool:
     return x.get_dtype() != F32 and config.numerics == "exact" and not comes_from_memory(x)
 
 
-def rounded(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    """Round an fp32 value to bf16 or fp16 and back, also where Inductor would elide it."""
+def rounded(
+    value: Any, dtype: torch.dtype, device: torch.device, *, before_addition: bool = False
+) -> Any:
+    """Round an fp32 value to bf16 or fp16 and back, also where a compiler would elide it.
+
+    Args:
+        value: the fp32 value.
+        dtype: bfloat16 or float16.
+        device: where it is computed.
+        before_addition: whether ``value`` may be a product that is added to something next.
+    """
+    if device.type == "cuda" and before_addition and torch.version.hip is None:
+        # Of casts around an fp32 product LLVM makes a bf16 product, which has the same bits, and
+        # of that and an addition one bf16 fma, which has one rounding less.
+        return ops.inline_asm_elementwise(
+            value, asm=_ROUND_PTX[dtype], constraints="=f,f", dtype=F32, is_pure=True, pack=1
+        )
     if device.type != "cpu":
         narrow = ops.to_dtype(value, dtype, use_compute_types=False)
         return ops.to_dtype(narrow, F32, src_dtype=dtype)
     # The C++ back end of torch 2.11 undoes a cast there and back, so it is done by arithmetic.
     exact = _round_to_bf16(value) if dtype == torch.bfloat16 else _round_to_fp16(value)
     return ops.where(is_nan(value), value, exact)
+
+
+_ROUND_PTX = {
+    torch.bfloat16: "{ .reg .b16 h; cvt.rn.bf16.f32 h, $1; mov.b32 $0, {0, h}; }",
+    torch.float16: "{ .reg .b16 h; cvt.rn.f16.f32 h, $1; cvt.f32.f16 $0, h; }",
+}
 
 
 def _round_to_bf16(value: Any) -> Any:
@@ -179,6 +200,49 @@ def amax_of_all(x: Any, *, with_codes: bool) -> Amax:
         return _ordered(abs_ignoring_nan(value(reduction), device), device)
 
     return Amax(x, _max(x, element, [], size), _needs_rounding(x))
+
+
+def amax_of_groups(
+    x: Any,
+    value: Callable[[Sequence[Any], Sequence[Any]], Any],
+    ranges: Sequence[Any],
+    group: Sequence[Any],
+    hint: Any = None,
+) -> Amax:
+    """Return max |value(index, element)| over the elements of a group, NaN skipped.
+
+    Args:
+        value: the fp32 element of a group; 0 where a ragged group has none.
+        ranges: size of the result.  group: size of a group, any number of dimensions.
+        hint: Inductor's ReductionHint for the way in which small groups lie in memory; None
+            for large ones, which Inductor may split.
+    """
+    device = x.get_device()
+    if any(known_equal(size, 0) for size in (*ranges, *group)):
+        return Amax(x, stored(pointwise(x, F32, ranges, lambda index: f32(0.0))), False)
+
+    def element(index: Sequence[Any], reduction: Sequence[Any]) -> Any:
+        return _ordered(abs_ignoring_nan(value(index, reduction), device), device)
+
+    if all(known_equal(size, 1) for size in group):  # Inductor's rule: no reduction
+        zeros = [0] * len(group)
+        same = pointwise(x, _amax_dtype(device), ranges, lambda index: element(index, zeros))
+        return Amax(x, stored(same), False)
+    arguments = {
+        "device": device,
+        "src_dtype": _amax_dtype(device),
+        "inner_fn": element,
+        "ranges": list(ranges),
+        "reduction_ranges": list(group),
+        "reduction_type": "max",
+    }
+    dtype = _amax_dtype(device)
+    if hint is None:
+        reduced = ir.Reduction.create(dst_dtype=dtype, input_node=x, **arguments)
+    else:
+        loop = ir.Reduction(dtype=dtype, reduction_hint=hint, **arguments)
+        reduced = ir.TensorBox.create(loop)
+    return Amax(x, stored(reduced), False)
 
 
 class Amax:

@@ -28,6 +28,18 @@ def test_chains_are_measured_and_kept(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "RMSNorm -> row" in capsys.readouterr().out
 
 
+def test_cpu_kernels_are_measured_and_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "numbers.json"
+    arguments = ["cpu", "--rows", "40", "--columns", "64", "--only", "dequantize 1 x 128"]
+    assert bench.main([*arguments, "--rounds", "2", "--json", str(kept)]) == 0
+    (row,) = json.loads(kept.read_text())["ops"]
+    assert row["case"] == "dequantize 1 x 128"
+    assert min(row["ours"], row["eager"], row["inductor"], row["lowered"]) > 0
+    assert "Inductor, of the formula" in capsys.readouterr().out
+
+
 def test_chart_has_a_bar_for_each_number_and_a_line_for_each_goal() -> None:
     row = {
         "chain": "a -> b", "plain_percent": 50.0, "compiled_percent": 97.5, "eager_percent": 5.0,

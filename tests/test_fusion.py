@@ -214,7 +214,7 @@ tl.store(out_ptr3 + (r0_1 + 2048*x0), tmp25, None)
             self.kernel(norm_quantize_silu, *inputs()),
             """\
 tmp0 = tl.load(in_ptr0 + (r0_1 + 2048*x0), None).to(tl.float32)
-tmp13 = tl.load(in_ptr1 + (r0_1), None, eviction_policy='evict_last').to(tl.float32)
+tmp17 = tl.load(in_ptr1 + (r0_1), None, eviction_policy='evict_last').to(tl.float32)
 tmp1 = tmp0.to(tl.float32)
 tmp2 = tmp1 * tmp1
 tmp3 = tl.broadcast_to(tmp2, [XBLOCK, R0_BLOCK])
@@ -226,45 +226,49 @@ tmp9 = tmp7 + tmp8
 tmp10 = libdevice.rsqrt(tmp9)
 tmp11 = tmp1 * tmp10
 tmp12 = tmp11.to(tl.float32)
-tmp14 = tmp12 * tmp13
+tmp13 = tmp12.to(tl.float32)
+tmp14 = tmp13.to(tl.bfloat16)
 tmp15 = tmp14.to(tl.float32)
-tmp16 = tmp15.to(tl.bfloat16)
-tmp17 = tmp16.to(tl.float32)
-tmp18 = tl_math.abs(tmp17)
-tmp19 = tl.inline_asm_elementwise('max.f32 $0, $1, 0f00000000;', '=f,f', [tmp18], dtype=tl.float32, is_pure=True, pack=1)
-tmp20 = tmp19.to(tl.int32, bitcast=True)
-tmp21 = tl.broadcast_to(tmp20, [XBLOCK, R0_BLOCK])
-tmp23 = triton_helpers.max2(tmp21, 1)[:, None].to(tl.int32)
-tmp24 = tl.full([1, 1], 0, tl.int32)
-tmp25 = triton_helpers.maximum(tmp23, tmp24)
-tmp26 = tmp25.to(tl.float32, bitcast=True)
-tmp27 = tl.full([1, 1], 448.0, tl.float32)
-tmp28 = tl.inline_asm_elementwise('div.rn.f32 $0, $1, $2;', '=f,f,f', [tmp27, tmp26], dtype=tl.float32, is_pure=True, pack=1)
-tmp29 = tl.full([1, 1], float("inf"), tl.float32)
-tmp30 = tmp28 == tmp29
-tmp31 = tl.full([1, 1], 3.3895313892515355e+38, tl.float32)
-tmp32 = tl.where(tmp30, tmp31, tmp28)
-tmp33 = tl.full([1, 1], 0.0, tl.float32)
-tmp34 = tmp26 > tmp33
-tmp35 = tmp26 < tmp29
-tmp36 = tmp34 & tmp35
-tmp37 = tl.full([1, 1], 1.0, tl.float32)
-tmp38 = tl.where(tmp36, tmp32, tmp37)
-tmp39 = tmp17 * tmp38
-tmp40 = tmp39.to(tl.float8e4nv)
-tmp41 = tmp40.to(tl.float32)
-tmp42 = tl.inline_asm_elementwise('div.rn.f32 $0, $1, $2;', '=f,f,f', [tmp37, tmp38], dtype=tl.float32, is_pure=True, pack=1)
-tmp43 = tmp41 * tmp42
-tmp44 = tmp43.to(tl.bfloat16)
+tmp16 = tmp15.to(tl.float32)
+tmp18 = tmp16 * tmp17
+tmp19 = tmp18.to(tl.float32)
+tmp20 = tmp19.to(tl.bfloat16)
+tmp21 = tmp20.to(tl.float32)
+tmp22 = tl_math.abs(tmp21)
+tmp23 = tl.inline_asm_elementwise('max.f32 $0, $1, 0f00000000;', '=f,f', [tmp22], dtype=tl.float32, is_pure=True, pack=1)
+tmp24 = tmp23.to(tl.int32, bitcast=True)
+tmp25 = tl.broadcast_to(tmp24, [XBLOCK, R0_BLOCK])
+tmp27 = triton_helpers.max2(tmp25, 1)[:, None].to(tl.int32)
+tmp28 = tl.full([1, 1], 0, tl.int32)
+tmp29 = triton_helpers.maximum(tmp27, tmp28)
+tmp30 = tmp29.to(tl.float32, bitcast=True)
+tmp31 = tl.full([1, 1], 448.0, tl.float32)
+tmp32 = tl.inline_asm_elementwise('div.rn.f32 $0, $1, $2;', '=f,f,f', [tmp31, tmp30], dtype=tl.float32, is_pure=True, pack=1)
+tmp33 = tl.full([1, 1], float("inf"), tl.float32)
+tmp34 = tmp32 == tmp33
+tmp35 = tl.full([1, 1], 3.3895313892515355e+38, tl.float32)
+tmp36 = tl.where(tmp34, tmp35, tmp32)
+tmp37 = tl.full([1, 1], 0.0, tl.float32)
+tmp38 = tmp30 > tmp37
+tmp39 = tmp30 < tmp33
+tmp40 = tmp38 & tmp39
+tmp41 = tl.full([1, 1], 1.0, tl.float32)
+tmp42 = tl.where(tmp40, tmp36, tmp41)
+tmp43 = tmp21 * tmp42
+tmp44 = tmp43.to(tl.float8e4nv)
 tmp45 = tmp44.to(tl.float32)
-tmp46 = tmp45.to(tl.float32)
-tmp47 = tmp46.to(tl.float32)
-tmp48 = -tmp47
-tmp49 = libdevice.exp(tmp48)
-tmp50 = tmp49 + tmp37
-tmp51 = (tmp47 / tmp50)
-tmp52 = tmp51.to(tl.float32)
-tl.store(out_ptr4 + (r0_1 + 2048*x0), tmp52, None)
+tmp46 = tl.inline_asm_elementwise('div.rn.f32 $0, $1, $2;', '=f,f,f', [tmp41, tmp42], dtype=tl.float32, is_pure=True, pack=1)
+tmp47 = tmp45 * tmp46
+tmp48 = tmp47.to(tl.bfloat16)
+tmp49 = tmp48.to(tl.float32)
+tmp50 = tmp49.to(tl.float32)
+tmp51 = tmp50.to(tl.float32)
+tmp52 = -tmp51
+tmp53 = libdevice.exp(tmp52)
+tmp54 = tmp53 + tmp41
+tmp55 = (tmp51 / tmp54)
+tmp56 = tmp55.to(tl.float32)
+tl.store(out_ptr3 + (r0_1 + 2048*x0), tmp56, None)
 """,
         )
 

@@ -2,6 +2,28 @@
 
 from __future__ import annotations
 
-from . import fp8, fp8_block, fp8_both, mxfp8, scaled_mm
+from . import (
+    amax,
+    fp8,
+    fp8_block,
+    fp8_both,
+    int4,
+    int8,
+    modes,
+    mxfp8,
+    scaled_mm,
+    scaling,
+)
 
-__all__ = ["fp8", "fp8_block", "fp8_both", "mxfp8", "scaled_mm"]
+__all__ = [
+    "amax",
+    "fp8",
+    "fp8_block",
+    "fp8_both",
+    "int4",
+    "int8",
+    "modes",
+    "mxfp8",
+    "scaled_mm",
+    "scaling",
+]

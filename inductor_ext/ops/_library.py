@@ -55,7 +55,7 @@ def define(
 
 
 def _arguments(schema: str) -> list[str]:
-    return schema[schema.index("(") + 1 : schema.index(")")].split(", ")
+    return schema[schema.index("(") + 1 : schema.rindex(") ->")].split(", ")
 
 
 def _warn_once(name: str) -> None:

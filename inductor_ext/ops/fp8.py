@@ -23,7 +23,7 @@ from ..validation import (
     check_scale,
     check_tensor,
 )
-from ._alone import cuda_kernel_is_faster
+from ._alone import cuda_kernel
 from ._library import define
 
 _LOWERINGS = "inductor_ext.lowerings.fp8:"
@@ -151,7 +151,7 @@ register(
     lowering=_LOWERINGS + "quantize_fp8_static",
     autograd=None,
     supports=triton_casts_to_fp8,
-    kernel_alone=cuda_kernel_is_faster,
+    kernel_alone=cuda_kernel,
     inputs=_inputs_static,
 )
 register(
@@ -160,7 +160,7 @@ register(
     lowering=_LOWERINGS + "quantize_fp8_tensor",
     autograd=None,
     supports=triton_casts_to_fp8,
-    kernel_alone=cuda_kernel_is_faster,
+    kernel_alone=cuda_kernel,
     inputs=_inputs,
 )
 register(
@@ -169,7 +169,7 @@ register(
     lowering=_LOWERINGS + "quantize_fp8_row",
     autograd=None,
     supports=triton_casts_to_fp8,
-    kernel_alone=cuda_kernel_is_faster,
+    kernel_alone=cuda_kernel,
     inputs=_inputs,
 )
 register(
@@ -178,6 +178,6 @@ register(
     lowering=_LOWERINGS + "dequantize_fp8",
     autograd=None,
     supports=triton_casts_to_fp8,
-    kernel_alone=cuda_kernel_is_faster,
+    kernel_alone=cuda_kernel,
     inputs=_inputs_dequantize,
 )

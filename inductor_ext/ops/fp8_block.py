@@ -15,6 +15,7 @@ from inductor_ext.decompositions import fp8_block as reference
 
 from ..registry import register
 from ..validation import FP8_DTYPES, INPUT_DTYPES, check_eps
+from ._alone import cuda_kernel
 from ._blocks import (
     LAYOUTS,
     ceil_div,
@@ -182,7 +183,7 @@ dequantize_fp8_block = define(
 def _tensors(device: torch.device) -> Iterator[tuple[Tensor, torch.dtype]]:
     """Yield inputs of several shapes, ragged ends among them, with a target."""
     generator = torch.Generator(device=device).manual_seed(0)
-    for number, shape in enumerate(((3, 128), (70, 33), (2, 3, 200))):
+    for number, shape in enumerate(((3, 160), (70, 33), (2, 3, 520))):
         for place, dtype in enumerate(INPUT_DTYPES):
             x = torch.randn(shape, generator=generator, device=device).to(dtype)
             yield x, FP8_DTYPES[(number + place) % 2]
@@ -217,6 +218,7 @@ register(
     lowering=_LOWERINGS + "quantize_fp8_block",
     autograd=None,
     supports=triton_casts_to_fp8,
+    kernel_alone=cuda_kernel,
     inputs=_inputs,
 )
 register(
@@ -225,6 +227,7 @@ register(
     lowering=_LOWERINGS + "quantize_fp8_block_both",
     autograd=None,
     supports=triton_casts_to_fp8,
+    kernel_alone=cuda_kernel,
     inputs=_inputs_both,
 )
 register(
@@ -233,5 +236,6 @@ register(
     lowering=_LOWERINGS + "dequantize_fp8_block",
     autograd=None,
     supports=triton_casts_to_fp8,
+    kernel_alone=cuda_kernel,
     inputs=_inputs_dequantize,
 )

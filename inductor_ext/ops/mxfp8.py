@@ -15,6 +15,7 @@ from inductor_ext.decompositions import mxfp8 as reference
 
 from ..registry import register
 from ..validation import FP8_DTYPES, INPUT_DTYPES
+from ._alone import cuda_kernel
 from ._blocks import (
     LAYOUTS,
     ceil_div,
@@ -141,7 +142,7 @@ dequantize_mxfp8 = define(
 def _tensors(device: torch.device) -> Iterator[tuple[Tensor, torch.dtype]]:
     """Yield inputs of several shapes, ragged ends among them, with a target."""
     generator = torch.Generator(device=device).manual_seed(0)
-    for number, shape in enumerate(((3, 64), (70, 33), (2, 3, 40))):
+    for number, shape in enumerate(((3, 160), (70, 133), (2, 3, 200))):
         for place, dtype in enumerate(INPUT_DTYPES):
             x = torch.randn(shape, generator=generator, device=device).to(dtype)
             yield x, FP8_DTYPES[(number + place) % 2]
@@ -174,6 +175,7 @@ register(
     lowering=_LOWERINGS + "quantize_mxfp8",
     autograd=None,
     supports=triton_casts_to_fp8,
+    kernel_alone=cuda_kernel,
     inputs=_inputs,
 )
 register(
@@ -182,6 +184,7 @@ register(
     lowering=_LOWERINGS + "quantize_mxfp8_both",
     autograd=None,
     supports=triton_casts_to_fp8,
+    kernel_alone=cuda_kernel,
     inputs=_inputs_both,
 )
 register(
@@ -190,5 +193,6 @@ register(
     lowering=_LOWERINGS + "dequantize_mxfp8",
     autograd=None,
     supports=triton_casts_to_fp8,
+    kernel_alone=cuda_kernel,
     inputs=_inputs_dequantize,
 )

@@ -8,11 +8,31 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <memory>
+#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 
 namespace ixt {
+
+// An argument from the stack.
+template <typename T>
+T take(StableIValue value) {
+  return torch::stable::detail::to<T>(value);
+}
+
+// As torch 2.11's own conversion, which leaks a string each time.
+template <>
+inline std::string take<std::string>(StableIValue value) {
+  const auto handle = torch::stable::detail::to<StringHandle>(value);
+  size_t length = 0;
+  const char* text = nullptr;
+  TORCH_ERROR_CODE_CHECK(torch_string_length(handle, &length));
+  TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle, &text));
+  std::string copy(text, length);
+  TORCH_ERROR_CODE_CHECK(torch_delete_string(handle));
+  return copy;
+}
 
 // A tensor that an op made, until it returns it.
 class Output {
@@ -49,7 +69,7 @@ struct Boxed<Function> {
   static void run(StableIValue* stack, std::index_sequence<I...>) {
     // Takes over every argument before anything can throw; braces keep the order.
     const std::tuple<std::decay_t<Args>...> args{
-        torch::stable::detail::to<std::decay_t<Args>>(stack[I])...};
+        take<std::decay_t<Args>>(stack[I])...};
     store(stack, Function(std::get<I>(args)...));
   }
 

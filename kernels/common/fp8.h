@@ -33,7 +33,6 @@ struct E4M3 {
   static constexpr uint32_t normal_bits = 0x3C800000u;  // 2^-6, the smallest normal, as fp32
   static constexpr uint32_t mantissa = 3;
   static constexpr uint32_t bias = 7;
-  static constexpr float denormal_magic = 16384.0f;  // 2^14: its fp32 ulp is the step 2^-9
   static constexpr float denormal_step = 0x1p-9f;
 };
 
@@ -44,26 +43,30 @@ struct E5M2 {
   static constexpr uint32_t normal_bits = 0x38800000u;  // 2^-14
   static constexpr uint32_t mantissa = 2;
   static constexpr uint32_t bias = 15;
-  static constexpr float denormal_magic = 128.0f;  // 2^7: its fp32 ulp is the step 2^-16
   static constexpr float denormal_step = 0x1p-16f;
 };
 
 // Saturate, then round to nearest even; every NaN becomes the code 0x7F, as the hardware gives it.
 template <typename Format>
 IXT_HD uint8_t encode_fp8(float value) {
-  constexpr uint32_t shift = 23 - Format::mantissa;
-  constexpr uint32_t rebias = (127 - Format::bias) << Format::mantissa;
-  const uint32_t bits = bit_copy<uint32_t>(value);
-  const uint32_t sign = (bits >> 24) & 0x80u;
-  const uint32_t raw = bits & 0x7FFFFFFFu;
-  const uint32_t mag = raw > Format::max_bits ? Format::max_bits : raw;
-  const uint32_t half = (1u << (shift - 1)) - 1 + ((mag >> shift) & 1u);  // ties go to even
-  const uint32_t normal = ((mag + half) >> shift) - rebias;
-  // Adding a number whose ulp is the subnormal step lets the FPU do the rounding.
-  const uint32_t tiny = bit_copy<uint32_t>(bit_copy<float>(mag) + Format::denormal_magic) -
-                        bit_copy<uint32_t>(Format::denormal_magic);
-  const uint32_t code = (mag < Format::normal_bits ? tiny : normal) | sign;
-  return static_cast<uint8_t>(raw > kFloatInf ? 0x7Fu : code);
+  constexpr int32_t shift = 23 - Format::mantissa;
+  constexpr int32_t largest = Format::max_bits;
+  constexpr int32_t smallest_normal = Format::normal_bits;
+  constexpr int32_t inf = kFloatInf;
+  const int32_t bits = bit_copy<int32_t>(value);
+  const int32_t raw = bits & 0x7FFFFFFF;
+  const int32_t mag = raw > largest ? largest : raw;
+  int32_t power = mag & inf;  // of two, below the value; subnormals share that of the first normal
+  power = power > smallest_normal ? power : smallest_normal;
+  // Adding a number whose ulp is the step between codes lets the FPU do the rounding.
+  const int32_t magic = power + (shift << 23);
+  const int32_t steps = bit_copy<int32_t>(bit_copy<float>(mag) + bit_copy<float>(magic)) - magic;
+  const int32_t code = steps + ((power - smallest_normal) >> shift);
+  const int32_t nan = (inf - raw) >> 31;  // all ones for NaN
+  // Through the top byte: or compilers narrow each term to bytes by itself, which is slow.
+  const uint32_t number = static_cast<uint32_t>(code | (nan & 0x7F)) << 24;
+  const uint32_t sign = static_cast<uint32_t>(bits & ~nan) & 0x80000000u;
+  return static_cast<uint8_t>((number | sign) >> 24);
 }
 
 template <typename Format>

@@ -68,29 +68,31 @@ inline int32_t device_type(const Tensor& t) {
 
 inline std::string dtype_name(int32_t code) {
   const DtypeCodes& known = dtype_codes();
-  if (code == known.f32) return "torch.float32";
-  if (code == known.f16) return "torch.float16";
-  if (code == known.bf16) return "torch.bfloat16";
-  if (code == known.e4m3) return "torch.float8_e4m3fn";
-  if (code == known.e5m2) return "torch.float8_e5m2";
-  if (code == aoti_torch_dtype_float64()) return "torch.float64";
-  if (code == aoti_torch_dtype_int64()) return "torch.int64";
-  if (code == aoti_torch_dtype_int32()) return "torch.int32";
-  if (code == aoti_torch_dtype_int16()) return "torch.int16";
-  if (code == aoti_torch_dtype_int8()) return "torch.int8";
-  if (code == aoti_torch_dtype_uint8()) return "torch.uint8";
-  if (code == aoti_torch_dtype_bool()) return "torch.bool";
+  if (code == known.f32) return "float32";
+  if (code == known.f16) return "float16";
+  if (code == known.bf16) return "bfloat16";
+  if (code == known.e4m3) return "float8_e4m3fn";
+  if (code == known.e5m2) return "float8_e5m2";
+  if (code == aoti_torch_dtype_float64()) return "float64";
+  if (code == aoti_torch_dtype_int64()) return "int64";
+  if (code == aoti_torch_dtype_int32()) return "int32";
+  if (code == aoti_torch_dtype_int16()) return "int16";
+  if (code == aoti_torch_dtype_int8()) return "int8";
+  if (code == aoti_torch_dtype_uint8()) return "uint8";
+  if (code == aoti_torch_dtype_bool()) return "bool";
   return "dtype number " + std::to_string(code);
 }
 
-inline std::string shape_text(const Tensor& t) {
+template <typename Sizes>
+std::string shape_text(const Sizes& sizes) {
   std::ostringstream text;
   text << "(";
-  const auto sizes = t.sizes();
   for (size_t i = 0; i < sizes.size(); ++i) text << (i ? ", " : "") << sizes[i];
   text << (sizes.size() == 1 ? ",)" : ")");
   return text.str();
 }
+
+inline std::string shape_text(const Tensor& t) { return shape_text(t.sizes()); }
 
 enum class Float { f32, f16, bf16 };
 enum class Fp8 { e4m3, e5m2 };

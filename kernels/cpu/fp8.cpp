@@ -7,6 +7,7 @@
 
 #include "../common/op_args.h"
 #include "fp8_loops.h"
+#include "isa.h"
 
 namespace ixt {
 namespace {
@@ -15,27 +16,11 @@ constexpr int64_t kBlock = 4096;       // elements between two looks at the same
 constexpr int64_t kGrain = 32 * 1024;  // elements that are worth a thread
 
 const Fp8LoopTable& loop_table() {
-  static const Fp8LoopTable* best = [] {
-#if defined(IXT_HAVE_V3) || defined(IXT_HAVE_V4)
-    __builtin_cpu_init();
-#endif
-#if defined(IXT_HAVE_V4)
-    if (__builtin_cpu_supports("x86-64-v4")) return fp8_loops_v4();
-#endif
-#if defined(IXT_HAVE_V3)
-    if (__builtin_cpu_supports("x86-64-v3")) return fp8_loops_v3();
-#endif
-    return fp8_loops_baseline();
-  }();
+  static const Fp8LoopTable* best = IXT_BEST_OF(fp8_loops);
   return *best;
 }
 
-const Fp8Loops& loops_for(Float dtype) {
-  const Fp8LoopTable& table = loop_table();
-  return dtype == Float::bf16 ? table.bf16 : dtype == Float::f16 ? table.f16 : table.f32;
-}
-
-int64_t item_size(Float dtype) { return dtype == Float::f32 ? 4 : 2; }
+const Fp8Loops& loops_for(Float dtype) { return loops_of(loop_table(), dtype); }
 
 struct Source {
   const char* data;

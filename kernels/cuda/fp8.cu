@@ -9,13 +9,6 @@
 namespace ixt {
 namespace {
 
-// Whether one block does the tensor in one launch, which costs less than a fill and more launches.
-bool in_one_block(const QuantizeArgs& args, Float in) {
-  const int64_t bytes = args.cols * (in == Float::f32 ? 4 : 2);
-  // Aligned data of this size stays in the block's registers, other data is read twice.
-  return bytes <= (aligned16(args.x) ? 128 : 16) * 1024;
-}
-
 using Static = std::tuple<Output, Output, Output>;
 using Current = std::tuple<Output, Output>;
 
@@ -52,7 +45,7 @@ Static static_whole(const Tensor& x_any, const Tensor& scale, Float in, Fp8 out,
   QuantizeArgs args = whole_args(x, q, scale_inv);
   args.scale = const_floats(scale);
   args.amax = amax.data<float>();
-  if (in_one_block(args, in)) {
+  if (fits_one_block(args, in)) {
     launch_quantize_rows(args, in, out, target_on(place));
   } else {
     launch_quantize_static(args, in, out, target_on(place));
@@ -94,7 +87,7 @@ Current quantize_fp8_tensor(const Tensor& x_any, ScalarType dtype, double eps, b
   Output scale_inv = empty(nullptr, 0, dtype_codes().f32, place);
   QuantizeArgs args = whole_args(x, q, scale_inv);
   args.rule = rule;
-  if (in_one_block(args, in)) {
+  if (fits_one_block(args, in)) {
     launch_quantize_rows(args, in, out, target_on(place));
   } else {
     // Freed on return, which the allocator orders after the kernels of this stream.

@@ -121,26 +121,48 @@ __device__ __forceinline__ uint32_t encode_pair(float low, float high) {
 #endif
 }
 
-// N floats times scale -> N codes. The product is rounded on its own: never part of an FMA.
+// What is stored next to the codes: the multiplier of dequantization.
+template <typename Format>
+__device__ __forceinline__ float stored_scale(float scale) {
+  return __fdiv_rn(1.0f, scale);
+}
+
+// Four codes, the first in the lowest byte. The product is rounded on its own: never part of an FMA.
+template <typename Format>
+__device__ __forceinline__ uint32_t encode_four(const float* v, float scale) {
+  return encode_pair<Format>(__fmul_rn(v[0], scale), __fmul_rn(v[1], scale)) |
+         encode_pair<Format>(__fmul_rn(v[2], scale), __fmul_rn(v[3], scale)) << 16;
+}
+
+template <typename Format>
+__device__ __forceinline__ uint32_t encode_one(float v, float scale) {
+  return encode_pair<Format>(__fmul_rn(v, scale), 0.0f);
+}
+
+template <typename T, int Words>
+constexpr int kFloats = sizeof(T) == 4 ? Words : 2 * Words;
+
+template <typename T, int Words>
+__device__ __forceinline__ void unpack_all(const uint32_t (&words)[Words],
+                                           float (&out)[kFloats<T, Words>]) {
+#pragma unroll
+  for (int i = 0; i < Words; ++i) unpack<T>(words[i], out + i * kFloats<T, 1>);
+}
+
+// N floats and their scale -> N codes.
 template <typename T, typename Format, int N>
 __device__ __forceinline__ Raw<N> quantize(const Raw<N * sizeof(T)>& raw, float scale) {
   constexpr int words = kWords<N * sizeof(T)>;
-  constexpr int per_word = sizeof(T) == 4 ? 1 : 2;
   uint32_t in[words];
-  float v[words * per_word];
+  float v[kFloats<T, words>];
   to_words(raw, in);
-#pragma unroll
-  for (int i = 0; i < words; ++i) unpack<T>(in[i], v + i * per_word);
+  unpack_all<T>(in, v);
   if constexpr (N == 1) {
-    return static_cast<Raw<1>>(encode_pair<Format>(__fmul_rn(v[0], scale), 0.0f));
+    return static_cast<Raw<1>>(encode_one<Format>(v[0], scale));
   } else {
     uint32_t out[N / 4];
 #pragma unroll
-    for (int i = 0; i < N / 4; ++i) {
-      const float* p = v + 4 * i;
-      out[i] = encode_pair<Format>(__fmul_rn(p[0], scale), __fmul_rn(p[1], scale)) |
-               encode_pair<Format>(__fmul_rn(p[2], scale), __fmul_rn(p[3], scale)) << 16;
-    }
+    for (int i = 0; i < N / 4; ++i) out[i] = encode_four<Format>(v + 4 * i, scale);
     Raw<N> result;
     memcpy(&result, out, N);
     return result;

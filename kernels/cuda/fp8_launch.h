@@ -23,6 +23,14 @@ struct Target {
   cudaStream_t stream;
 };
 
+// Whether launch_quantize_rows is to do a whole tensor, as one row: one launch of one block costs
+// less than a fill and more launches.
+inline bool fits_one_block(const QuantizeArgs& args, Float in) {
+  const int64_t bytes = args.cols * (in == Float::f32 ? 4 : 2);
+  // Aligned data of this size stays in the block's registers, other data is read twice.
+  return bytes <= (aligned16(args.x) ? 128 : 16) * 1024;
+}
+
 // One scale a row, in one pass over x.
 void launch_quantize_rows(const QuantizeArgs& args, Float in, Fp8 out, Target target);
 
@@ -31,6 +39,9 @@ void launch_quantize_static(const QuantizeArgs& args, Float in, Fp8 out, Target 
 
 // One scale for a contiguous tensor, from its amax, which is left in args.amax.
 void launch_quantize_current(const QuantizeArgs& args, Float in, Fp8 out, Target target);
+
+// The amax of a contiguous tensor. The next kernel of the stream may start before this one ends.
+void launch_amax(const void* x, int64_t n, float* amax, Float in, Target target);
 
 // `cols` is the number of elements that share a scale.
 void launch_dequantize(const uint8_t* q, const float* scale_inv, void* y, int64_t n, int64_t cols,

@@ -1,0 +1,64 @@
+"""Many calls, one compilation: run calls of ops eagerly, and compiled as one graph."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import blocks
+import torch
+from torch import Tensor
+
+import inductor_ext as ixt
+from inductor_ext import registry
+
+
+def check_eager(call: blocks.Call, device: str) -> None:
+    args = call.on(device)
+    call.check(blocks.reference_of(call.op)(*args), f"reference, {device}")
+    call.check(blocks.op_of(call.op)(*args), f"eager, {device}")
+
+
+@contextlib.contextmanager
+def plugin() -> Iterator[None]:
+    """The plugin on, nothing compiled yet, and no cache: every compilation leaves its records."""
+    torch.compiler.reset()
+    with (
+        ixt.config.patch(enabled=True),
+        torch.compiler.config.patch(force_disable_caches=True),
+    ):
+        registry.clear_records()
+        yield
+
+
+def compiled(calls: Sequence[blocks.Call], *, dynamic: bool = False) -> Callable[..., Any]:
+    """Compile the ops of several calls that share their tensors, as one graph."""
+    plan = [(blocks.op_of(c.op), [(a, isinstance(a, Tensor)) for a in c.args]) for c in calls]
+
+    def run(*tensors: Tensor) -> Any:
+        results: list[Tensor] = []
+        for function, arguments in plan:
+            given = iter(tensors)
+            result = function(*(next(given) if tensor else a for a, tensor in arguments))
+            results.extend(result if isinstance(result, tuple) else (result,))
+        return results
+
+    return torch.compile(run, fullgraph=True, dynamic=dynamic)
+
+
+def check_compiled(run: Callable[..., Any], calls: Sequence[blocks.Call], device: str) -> None:
+    """Compare a compiled graph with the oracle, call by call."""
+    tensors = max(([a for a in c.on(device) if isinstance(a, Tensor)] for c in calls), key=len)
+    got = list(run(*tensors))
+    for call in calls:
+        call.check(tuple(got[: len(call.want)]), f"compiled, {device}")
+        del got[: len(call.want)]
+    assert not got
+
+
+def require_lowered(count: int) -> None:
+    """Every op was lowered, once: other values and sizes compiled nothing again."""
+    found = registry.records()
+    assert {r.outcome for r in found} == {"lowered"}, found
+    assert len(found) == count, f"{len(found)} records, {count} ops"
