@@ -11,19 +11,13 @@ from . import (
     int8,
     modes,
     mxfp8,
+    nvfp4,
+    rounding,
     scaled_mm,
     scaling,
 )
 
 __all__ = [
-    "amax",
-    "fp8",
-    "fp8_block",
-    "fp8_both",
-    "int4",
-    "int8",
-    "modes",
-    "mxfp8",
-    "scaled_mm",
-    "scaling",
-]
+    "amax", "fp8", "fp8_block", "fp8_both", "int4", "int8", "modes", "mxfp8", "nvfp4",
+    "rounding", "scaled_mm", "scaling",
+]  # fmt: skip
