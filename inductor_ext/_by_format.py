@@ -74,9 +74,7 @@ def both(x: Tensor, f: Format, scale: Any, amax: Any, rng: Any, transposed: bool
     disappears, and the partitioner may recompute one of them (see ``_pairs.py``).
     """
     one_pass = _one_pass(x, f, scale, amax, rng)
-    split = torch.compiler.is_compiling() and not (
-        isinstance(f, FP8) and f.granularity == "tensor"
-    )
+    split = torch.compiler.is_compiling() and not (isinstance(f, FP8) and f.granularity == "tensor")
     if one_pass is None or split or (not transposed and not isinstance(f, MXFP8)):
         halves = row(x, f, scale, amax, rng), column(x, f, scale, amax, rng, transposed)
         return BothWays(*halves)

@@ -52,9 +52,7 @@ _PAIRS: dict[Any, tuple[Any, Callable[[Arguments, Arguments], tuple[Any, ...] | 
 }
 
 
-def _are(
-    k: Arguments, m: Arguments, blocks: tuple[Any, Any], *, same: tuple[str, ...]
-) -> bool:
+def _are(k: Arguments, m: Arguments, blocks: tuple[Any, Any], *, same: tuple[str, ...]) -> bool:
     """Return whether two calls are the row and the column half of one quantization."""
     found = tuple((call["block_m"], call["block_k"]) for call in (k, m))
     return (

@@ -19,6 +19,9 @@ from .blocks import (
     transposed_matrix,
 )
 from .fp8 import current_scale
+from .templates.fit import applies, quantize_tiles
+from .templates.fit_row import quantize_rows
+from .templates.formulas import Rule
 from .vocabulary import F32, div_rn, f32, pointwise, stored
 
 
@@ -33,6 +36,15 @@ def quantize_fp8_block(
     layout: str = "plain",
 ) -> tuple[Any, Any]:
     """Lower ``inductor_ext::quantize_fp8_block``."""
+    along_k, along_m = block_m == 1 and not transposed, block_k == 1 and transposed
+    if along_k:
+        rows = quantize_rows(x, _rule(x, dtype, eps, pow2), block_k, layout)
+        if rows is not None:
+            return rows
+    if (along_k or along_m) and applies(x, max(block_m, block_k), along_k, along_m, layout):
+        rule = _rule(x, dtype, eps, pow2)
+        size = max(block_m, block_k)
+        return quantize_tiles(x, rule, size, along_k=along_k, along_m=along_m, layout=layout)
     blocks = Blocks(x, block_m, block_k, matrix=transposed or layout == "gemm")
     value, device = elements(blocks.x), x.get_device()
     amax, limit = blocks.amax(value), torch.finfo(x.get_dtype()).max
@@ -45,6 +57,11 @@ def quantize_fp8_block(
     inverse = pointwise(x, F32, blocks.size, lambda i: div_rn(f32(1.0), load_scale(i), device))
     codes = blocks.codes(value, load_scale, dtype, transpose=transposed)
     return codes, _laid_out(inverse, block_m == block_k, transposed, layout)
+
+
+def _rule(x: Any, dtype: torch.dtype, eps: float, pow2: bool) -> Rule:
+    limit = torch.finfo(x.get_dtype()).max
+    return Rule("fp8", dtype == torch.float8_e5m2, eps=eps, limit=limit, pow2=pow2)
 
 
 def _laid_out(inverse: Any, square: bool, transposed: bool, layout: str) -> Any:
@@ -75,6 +92,9 @@ def quantize_fp8_block_both(
     layout: str = "plain",
 ) -> tuple[Any, Any, Any, Any]:
     """Lower ``inductor_ext::quantize_fp8_block_both``."""
+    if not square and applies(x, block, True, True, layout):
+        rule = _rule(x, dtype, eps, pow2)
+        return quantize_tiles(x, rule, block, along_k=True, along_m=True, layout=layout)
     other = block if square else 1
     rows = quantize_fp8_block(x, dtype, other, block, False, eps, pow2, layout)
     columns = quantize_fp8_block(x, dtype, block, other, True, eps, pow2, layout)

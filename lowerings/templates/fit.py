@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from inductor_ext import config
 from inductor_ext._compat import V, ir, lowerings
 from inductor_ext._neighbours import comes_from_memory
 
@@ -39,17 +40,24 @@ _CUTS = {
 }
 
 
+def may_use_template(x: Any) -> bool:
+    """Return whether templates are on and ``x`` is something that a GPU has yet to compute."""
+    return config.templates and x.get_device().type == "cuda" and not comes_from_memory(x)
+
+
 def applies(x: Any, group: int, along_k: bool, along_m: bool, layout: str) -> bool:
-    """Return whether the template can quantize ``x``, something that a GPU has yet to compute.
+    """Return whether the template can quantize ``x``.
 
     Whole groups only, and M and K of which four codes make a word and a tile is never ragged
-    along K.  A tensor that is in memory already has no producer to fuse.
+    along K.
     """
-    if x.get_device().type != "cuda" or comes_from_memory(x) or len(x.get_size()) < 2:
+    if not may_use_template(x) or len(x.get_size()) < 2:
         return False
     cut = _CUTS[group, along_k, along_m]
     multiple = V.graph.sizevars.statically_known_multiple_of
     producer = Producer(x)
+    if producer.uses_positions():
+        return False
     wide = 128 if layout == "gemm" else cut.block_k
     return (
         multiple(producer.columns, max(wide, group))
@@ -74,15 +82,15 @@ def quantize_tiles(
     rows, columns = producer.rows, producer.columns
     others: dict[str, Any] = {}
     if along_k:
-        others["CODES_K"] = _empty(x, (rows, columns), code)
+        others["CODES_K"] = empty(x, (rows, columns), code)
         if along_m:
-            others["SCALES_K"] = _empty(x, _stored(rows, columns // group, place), kind)
+            others["SCALES_K"] = empty(x, stored_size(rows, columns // group, place), kind)
     if along_m:
-        others["CODES_M"] = _empty(x, (columns, rows), code)
+        others["CODES_M"] = empty(x, (columns, rows), code)
     length, blocks = (columns, rows // group) if along_m else (rows, columns // group)
     last = run_template(
         template(variant),
-        (_stored(length, blocks, place), kind),
+        (stored_size(length, blocks, place), kind),
         [others[name] for name in variant.names()],
         [producer.subgraph()],
         producer.reads(),
@@ -90,13 +98,12 @@ def quantize_tiles(
         GROUP=group, REGISTERS=cut.registers, THREADS=cut.threads, BLOCK_K=cut.block_k,
         num_warps=cut.warps,
     )  # fmt: skip
-    results = []
+    results: list[Any] = []
     if along_k:
         scales = others["SCALES_K"] if along_m else last
-        plain = [*x.get_size()[:-1], columns // group]
-        results += [_shaped(others["CODES_K"], x.get_size()), _as_given(scales, plain, place)]
+        results += as_given(others["CODES_K"], scales, x, columns // group, place)
     if along_m:
-        results += [others["CODES_M"], _as_given(last, [columns, rows // group], place)]
+        results += [others["CODES_M"], _matrix(last, place)]
     return tuple(results)
 
 
@@ -105,18 +112,24 @@ def _covered(rows: Any, cut: Cut, place: str) -> Any:
     return -(-rows // 128) * 128 if place == "swizzled" else rows
 
 
-def _stored(length: Any, blocks: Any, place: str) -> list[Any]:
+def stored_size(length: Any, blocks: Any, place: str) -> list[Any]:
     """Return the size of a scales' buffer."""
     if place == "swizzled":
         return [-(-length // 128) * 128, -(-blocks // 4) * 4]
     return [blocks, length] if place == "column-major" else [length, blocks]
 
 
-def _as_given(scales: Any, plain: Sequence[Any], place: str) -> Any:
-    """Return the buffer's scales as the op gives them: a transposed view, or with 3-D rows."""
+def as_given(codes: Any, scales: Any, x: Any, blocks: Any, place: str) -> tuple[Any, Any]:
+    """Return codes and scales along K, made as matrices, as the op gives them."""
+    *leading, columns = x.get_size()
+    scales = _shaped(scales, [*leading, blocks]) if place == "plain" else _matrix(scales, place)
+    return _shaped(codes, [*leading, columns]), scales
+
+
+def _matrix(scales: Any, place: str) -> Any:
     if place == "column-major":
         return ir.TensorBox(ir.PermuteView.create(scales.data, [1, 0]))
-    return _shaped(scales, plain) if place == "plain" else scales
+    return scales
 
 
 def _shaped(matrix: Any, size: Sequence[Any]) -> Any:
@@ -124,7 +137,7 @@ def _shaped(matrix: Any, size: Sequence[Any]) -> Any:
     return matrix if len(size) == 2 else view(matrix, list(size))
 
 
-def _empty(x: Any, size: Sequence[Any], dtype: torch.dtype) -> Any:
+def empty(x: Any, size: Sequence[Any], dtype: torch.dtype) -> Any:
     empty = lowerings[torch.ops.aten.empty_strided.default]
     strides, step = [], 1
     for extent in reversed(size):

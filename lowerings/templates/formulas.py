@@ -53,7 +53,7 @@ def scale_text(rule: Rule) -> str:
 
 
 # The arithmetic is docs/formats.md's; kernels/common/{fp8,mxfp8}.h hold the same for C++ and CUDA.
-FORMULAS = '''
+FORMULAS = """
 @triton.jit
 def ixt_div(a, b):
     return tl.inline_asm_elementwise(
@@ -101,4 +101,4 @@ def ixt_pack4(a, b, c, d, E5M2: tl.constexpr):
             "{ .reg .b16 l, h; cvt.rn.satfinite.e4m3x2.f32 l, $2, $1;"
             " cvt.rn.satfinite.e4m3x2.f32 h, $4, $3; mov.b32 $0, {l, h}; }",
             "=r,f,f,f,f", [a, b, c, d], dtype=tl.int32, is_pure=True, pack=1)
-'''
+"""

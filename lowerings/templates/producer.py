@@ -19,6 +19,7 @@ import torch
 from inductor_ext._compat import (
     SimplifyIndexing,
     V,
+    WrapperHandler,
     autotune_select_algorithm,
     extract_read_writes,
     ir,
@@ -46,29 +47,56 @@ class Producer:
         self.device, self.dtype = x.get_device(), x.get_dtype()
         view = lowerings[torch.ops.aten.view.default]
         matrix = x if len(leading) == 1 else view(x, [self.rows, self.columns])
-        self._load = load_f32(matrix)
+        self.load = load_f32(matrix)
 
-    def subgraph(self) -> Any:
-        """Return the code of an element at (ROW, COLUMN), in fp32."""
-        return as_subgraph(self._load, self.rows, self.columns, self.device)
+    def subgraph(self, expression: Expression | None = None) -> Any:
+        """Return the code of an element at (ROW, COLUMN), in fp32, as ``modification`` takes it.
+
+        Args:
+            expression: another expression over the matrix than the tensor's own elements.
+        """
+        load, ranges = expression or self.load, {ROW: self.rows, COLUMN: self.columns}
+
+        def element(_: Sequence[Any]) -> Any:
+            # What is read has its strides fixed; what is substituted needs none.
+            handler = SimplifyIndexing(_constants(V.ops), ranges)
+            with _any_layout(), V.set_ops_handler(handler):
+                return load([ROW, COLUMN])
+
+        data = ir.Pointwise(device=self.device, dtype=torch.float32, inner_fn=element, ranges=[])
+        layout = ir.FlexibleLayout(self.device, torch.float32, [])
+        return ir.ComputedBuffer(name=None, layout=layout, data=data)
+
+    def uses_positions(self) -> bool:
+        """Return whether the code computes with indices or sizes that are not constants."""
+        with _any_layout():
+            found = extract_read_writes(self.load, [self.rows, self.columns]).index_exprs
+        return any(not sympy.sympify(used.index).is_Integer for used in found)
 
     def reads(self) -> list[Any]:
         """Return the buffers that the code reads."""
-        with mock.patch.object(ir.FlexibleLayout, "allow_indexing", True):
-            found = extract_read_writes(self._load, [self.rows, self.columns]).reads
-        return [V.graph.get_buffer(name) for name in sorted({read.name for read in found})]
+        return buffers_read(self.load, self.rows, self.columns)
 
 
-def as_subgraph(load: Expression, rows: Any, columns: Any, device: torch.device) -> Any:
-    """Return an expression over a matrix as the subgraph that ``modification`` takes."""
+def buffers_read(load: Expression, rows: Any, columns: Any) -> list[Any]:
+    """Return the buffers that an expression over a matrix reads."""
+    with _any_layout():
+        found = extract_read_writes(load, [rows, columns]).reads
+    return [V.graph.get_buffer(name) for name in sorted({read.name for read in found})]
 
-    def element(_: Sequence[Any]) -> Any:
-        with V.set_ops_handler(SimplifyIndexing(V.ops, {ROW: rows, COLUMN: columns})):
-            return load([ROW, COLUMN])
 
-    data = ir.Pointwise(device=device, dtype=torch.float32, inner_fn=element, ranges=[])
-    layout = ir.FlexibleLayout(device, torch.float32, [])
-    return ir.ComputedBuffer(name=None, layout=layout, data=data)
+def _constants(inner: Any) -> Any:
+    """Return a handler that makes sizes constants; Inductor's own would use a loop's block."""
+
+    class Constants(WrapperHandler):  # type: ignore[misc]
+        def index_expr(self, expression: Any, dtype: torch.dtype) -> Any:
+            return self._inner.constant(int(expression), dtype)
+
+    return Constants(inner)
+
+
+def _any_layout() -> Any:
+    return mock.patch.object(ir.FlexibleLayout, "allow_indexing", True)
 
 
 def run_template(
@@ -95,6 +123,9 @@ def run_template(
         The main result.
     """
     device = others[0].get_device()
+    for buffer in reads:
+        if isinstance(buffer, ir.ComputedBuffer):
+            buffer.freeze_layout()
     size, dtype = main
     layout = ir.FixedLayout(device, dtype, list(size))
     choices: list[Any] = []
