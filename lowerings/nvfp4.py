@@ -25,7 +25,7 @@ from .blocks import (
     round_up,
     scattered,
 )
-from .philox import Words, block_words
+from .e2m1 import code_of, stochastic, to_nearest, value_of
 from .vocabulary import (
     F32,
     Expression,
@@ -35,7 +35,6 @@ from .vocabulary import (
     div_rn,
     f32,
     i32,
-    is_nan,
     known_equal,
     pointwise,
     rounded,
@@ -44,8 +43,6 @@ from .vocabulary import (
 
 PAIRS = BLOCK // 2
 _SCALE = torch.float8_e4m3fn
-_MAGIC = 4194304.0 + 32619.0
-"""Rounds to the grid of e2m1 and leaves its code; see kernels/common/nvfp4.h."""
 
 
 def quantize_nvfp4(
@@ -66,13 +63,16 @@ def quantize_nvfp4(
     result = _Result(source, swapped, block_m == block_k)
     scale, multiplier = _scales(result, amax)
     codes = result.codes(multiplier, int(transposed), rng)
-    scales = stored(pointwise(x, _SCALE, result.grid, lambda i: ops.to_dtype(scale(i), _SCALE)))
     if layout == "gemm":
-        ordered = _swizzled(scales, result)
-    elif result.square:
-        ordered = _contiguous(scales, swapped)
+        grid = pointwise(x, _SCALE, result.grid, lambda i: ops.to_dtype(scale(i), _SCALE))
+        ordered = _swizzled(stored(grid), result)
     else:
-        ordered = reshaped(_contiguous(scales, swapped), [*outer, result.blocks])
+        size = result.grid[::-1] if swapped else result.grid
+        ordered = pointwise(
+            x, _SCALE, size, lambda i: ops.to_dtype(scale(i[::-1] if swapped else i), _SCALE)
+        )
+        if not result.square:
+            ordered = reshaped(ordered, [*outer, result.blocks])
     return reshaped(codes, [*outer, FloorDiv(result.length, 2)]), ordered
 
 
@@ -123,7 +123,7 @@ def dequantize_nvfp4(
         code = ops.bitwise_and(ops.bitwise_right_shift(byte, shift), i32(15))
         at = row if height == 1 else FloorDiv(row, height)
         scale = ops.mul(ops.to_dtype(load_scale([at, block]), F32), whole(row))
-        value = ops.mul(_value(code), ops.mul(scale, f32(1 / SCALE_RANGE)))
+        value = ops.mul(value_of(code), ops.mul(scale, f32(1 / SCALE_RANGE)))
         if dtype == F32 or config.numerics == "fast":
             return ops.to_dtype(value, dtype)
         return ops.to_dtype(rounded(value, dtype, device), dtype)
@@ -189,10 +189,10 @@ class _Result:
             factor, at = multiplier(grid), block * BLOCK + 2 * pair
             scaled = [ops.mul(self.element(row, at + odd), factor) for odd in (0, 1)]
             if load_rng is None:
-                low, high = (_code(v, _to_nearest) for v in scaled)
+                low, high = (code_of(v, to_nearest) for v in scaled)
             else:
                 number = ops.index_expr(row * self.blocks + block, torch.int64)
-                low, high = _stochastic(scaled, pair, number, stream, load_rng, self.device)
+                low, high = stochastic(scaled, pair, number, stream, load_rng, self.device)
             packed = ops.bitwise_or(low, ops.bitwise_left_shift(high, i32(4)))
             return ops.to_dtype(packed, torch.uint8)
 
@@ -281,14 +281,6 @@ def _rounded_to_e4m3(value: Any) -> Any:
     return ops.where(ops.lt(value, f32(2.0**-6)), small, normal)
 
 
-def _contiguous(scales: Any, swapped: bool) -> Any:
-    """Return the scales of the grid in the order of the result."""
-    if not swapped:
-        return scales
-    load, (blocks, rows) = scales.make_loader(), scales.get_size()
-    return pointwise(scales, _SCALE, (rows, blocks), lambda i: load([i[1], i[0]]))
-
-
 def _swizzled(scales: Any, result: _Result) -> Any:
     """Return the scales of the grid in the GEMM's order, a scale for each row of the result."""
     load, rows, columns = scales.make_loader(), result.rows, result.blocks
@@ -332,76 +324,6 @@ def _unswizzled(scales: Any) -> Expression:
         return load([*place, ModularIndexing(column, 1, 4)])
 
     return element
-
-
-# ---- codes ----
-
-
-def _bits(value: Any) -> Any:
-    return ops.to_dtype_bitcast(value, torch.int32, F32)
-
-
-def _code(scaled: Any, magnitude: Callable[[Any], Any]) -> Any:
-    """Return the code of a scaled element, int32; ``magnitude`` is given |scaled|, at most 6."""
-    sign = ops.bitwise_and(ops.bitwise_right_shift(_bits(scaled), i32(28)), i32(8))
-    code = magnitude(ops.minimum(ops.abs(scaled), f32(6.0)))
-    return ops.where(is_nan(scaled), i32(7), ops.bitwise_or(code, sign))
-
-
-def _power(a: Any) -> Any:
-    """Return the largest power of two that is not above a number, at least 1."""
-    bits = ops.bitwise_and(_bits(a), i32(0x7F800000))
-    return ops.maximum(ops.to_dtype_bitcast(bits, F32, torch.int32), f32(1.0))
-
-
-def _to_nearest(a: Any) -> Any:
-    bits = _bits(ops.add(a, ops.mul(_power(a), f32(_MAGIC))))
-    return ops.bitwise_and(ops.add(bits, ops.bitwise_right_shift(bits, i32(22))), i32(15))
-
-
-def _downwards(t: Any) -> Any:
-    """Return the code of the largest grid value that is not above a number below 8."""
-    big = ops.sub(ops.bitwise_right_shift(_bits(t), i32(22)), i32(252))
-    small = ops.where(ops.ge(t, f32(0.5)), i32(1), i32(0))
-    return ops.where(ops.ge(t, f32(1.0)), big, small)
-
-
-def _stochastic(
-    scaled: Sequence[Any],
-    pair: Any,
-    block: Any,
-    stream: int,
-    rng: Any,
-    device: torch.device,
-) -> list[Any]:
-    """Return the codes of a pair of elements, rounded with the bits of its block."""
-    words = Words(device)
-    drawn = block_words(words, block, stream, rng)
-    place = ops.index_expr(pair, torch.int32)
-    word = drawn[3]
-    for number in (2, 1, 0):
-        word = ops.where(ops.lt(place, i32(2 * number + 2)), drawn[number], word)
-    shift = ops.mul(ops.bitwise_and(place, i32(1)), i32(16))
-    codes = []
-    for odd, value in enumerate(scaled):
-        half_u = ops.mul(words.byte(word, ops.add(shift, i32(8 * odd))), f32(2.0**-9))
-
-        def rounded_up(a: Any, half_u: Any = half_u) -> Any:
-            return _downwards(ops.add(a, ops.mul(half_u, _power(a))))  # the product is exact
-
-        codes.append(_code(value, rounded_up))
-    return codes
-
-
-def _value(code: Any) -> Any:
-    """Return the fp32 value of a code in [0, 16), int32."""
-    magnitude = ops.bitwise_and(code, i32(7))
-    small = ops.mul(ops.to_dtype(magnitude, F32), f32(0.5))
-    bits = ops.add(ops.bitwise_left_shift(magnitude, i32(22)), i32(126 << 23))
-    large = ops.to_dtype_bitcast(bits, F32, torch.int32)
-    value = ops.where(ops.lt(magnitude, i32(2)), small, large)
-    sign = ops.bitwise_left_shift(ops.bitwise_and(code, i32(8)), i32(28))
-    return ops.to_dtype_bitcast(ops.bitwise_or(_bits(value), sign), F32, torch.int32)
 
 
 # ---- the Hadamard transform ----

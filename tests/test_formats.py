@@ -36,6 +36,8 @@ FORMATS: tuple[ixt.Format, ...] = (
 )
 # Half of the last bit of the coarsest format, as a fraction of the group's largest value.
 ERROR = {ixt.FP8: 1 / 8, ixt.MXFP8: 1 / 8, ixt.NVFP4: 1 / 4, ixt.INT8: 1 / 128, ixt.INT4: 1 / 8}
+
+
 def bits(t: torch.Tensor) -> torch.Tensor:
     """The bytes of a tensor, in the order of its elements."""
     return t.contiguous().view(-1).view(torch.uint8)

@@ -47,14 +47,40 @@ def compiled(calls: Sequence[blocks.Call], *, dynamic: bool = False) -> Callable
     return torch.compile(run, fullgraph=True, dynamic=dynamic)
 
 
-def check_compiled(run: Callable[..., Any], calls: Sequence[blocks.Call], device: str) -> None:
-    """Compare a compiled graph with the oracle, call by call."""
+def check_compiled(
+    run: Callable[..., Any], calls: Sequence[blocks.Call], device: str, *, any_rows: bool = False
+) -> None:
+    """Compare a compiled graph with the oracle, call by call.
+
+    Args:
+        any_rows: let a compilation leave the size of dimension 0 open.
+    """
     tensors = max(([a for a in c.on(device) if isinstance(a, Tensor)] for c in calls), key=len)
+    if any_rows:
+        torch._dynamo.mark_dynamic(tensors[0], 0)
     got = list(run(*tensors))
     for call in calls:
         call.check(tuple(got[: len(call.want)]), f"compiled, {device}")
         del got[: len(call.want)]
     assert not got
+
+
+def check_apart(calls: Sequence[blocks.Call], device: str) -> None:
+    """Compile calls that have tensors of their own as one graph, and compare."""
+    arguments = [call.on(device) for call in calls]
+    plan = [(blocks.op_of(c.op), [(a, isinstance(a, Tensor)) for a in c.args]) for c in calls]
+
+    def run(tensors: list[list[Tensor]]) -> list[Any]:
+        results = []
+        for (function, constants), given in zip(plan, tensors, strict=True):
+            left = iter(given)
+            results.append(function(*(next(left) if tensor else a for a, tensor in constants)))
+        return results
+
+    tensors = [[a for a in given if isinstance(a, Tensor)] for given in arguments]
+    got = torch.compile(run, fullgraph=True, dynamic=False)(tensors)
+    for call, result in zip(calls, got, strict=True):
+        call.check(result, f"compiled, {device}")
 
 
 def require_lowered(count: int) -> None:
