@@ -9,6 +9,7 @@ import torch
 
 from inductor_ext._compat import ops
 
+from . import templates
 from .blocks import (
     Blocks,
     divides,
@@ -19,9 +20,6 @@ from .blocks import (
     transposed_matrix,
 )
 from .fp8 import current_scale
-from .templates.fit import applies, quantize_tiles
-from .templates.fit_row import quantize_rows
-from .templates.formulas import Rule
 from .vocabulary import F32, div_rn, f32, pointwise, stored
 
 
@@ -36,15 +34,16 @@ def quantize_fp8_block(
     layout: str = "plain",
 ) -> tuple[Any, Any]:
     """Lower ``inductor_ext::quantize_fp8_block``."""
-    along_k, along_m = block_m == 1 and not transposed, block_k == 1 and transposed
-    if along_k:
-        rows = quantize_rows(x, _rule(x, dtype, eps, pow2), block_k, layout)
-        if rows is not None:
-            return rows
-    if (along_k or along_m) and applies(x, max(block_m, block_k), along_k, along_m, layout):
-        rule = _rule(x, dtype, eps, pow2)
-        size = max(block_m, block_k)
-        return quantize_tiles(x, rule, size, along_k=along_k, along_m=along_m, layout=layout)
+    fused = templates.quantize(
+        x,
+        _rule(x, dtype, eps, pow2),
+        max(block_m, block_k),
+        layout,
+        along_k=block_m == 1 and not transposed,
+        along_m=block_k == 1 and transposed,
+    )
+    if fused is not None:
+        return fused  # type: ignore[no-any-return]
     blocks = Blocks(x, block_m, block_k, matrix=transposed or layout == "gemm")
     value, device = elements(blocks.x), x.get_device()
     amax, limit = blocks.amax(value), torch.finfo(x.get_dtype()).max
@@ -59,9 +58,9 @@ def quantize_fp8_block(
     return codes, _laid_out(inverse, block_m == block_k, transposed, layout)
 
 
-def _rule(x: Any, dtype: torch.dtype, eps: float, pow2: bool) -> Rule:
+def _rule(x: Any, dtype: torch.dtype, eps: float, pow2: bool) -> templates.Rule:
     limit = torch.finfo(x.get_dtype()).max
-    return Rule("fp8", dtype == torch.float8_e5m2, eps=eps, limit=limit, pow2=pow2)
+    return templates.Rule("fp8", dtype == torch.float8_e5m2, eps=eps, limit=limit, pow2=pow2)
 
 
 def _laid_out(inverse: Any, square: bool, transposed: bool, layout: str) -> Any:
@@ -92,9 +91,11 @@ def quantize_fp8_block_both(
     layout: str = "plain",
 ) -> tuple[Any, Any, Any, Any]:
     """Lower ``inductor_ext::quantize_fp8_block_both``."""
-    if not square and applies(x, block, True, True, layout):
-        rule = _rule(x, dtype, eps, pow2)
-        return quantize_tiles(x, rule, block, along_k=True, along_m=True, layout=layout)
+    fused = templates.quantize(
+        x, _rule(x, dtype, eps, pow2), block, layout, along_k=not square, along_m=not square
+    )
+    if fused is not None:
+        return fused  # type: ignore[no-any-return]
     other = block if square else 1
     rows = quantize_fp8_block(x, dtype, other, block, False, eps, pow2, layout)
     columns = quantize_fp8_block(x, dtype, block, other, True, eps, pow2, layout)

@@ -9,6 +9,7 @@ import torch
 
 from inductor_ext._compat import FloorDiv, ModularIndexing, ops
 
+from . import templates
 from .blocks import (
     Blocks,
     divides,
@@ -19,9 +20,6 @@ from .blocks import (
     scattered,
     transposed_matrix,
 )
-from .templates.fit import applies, quantize_tiles
-from .templates.fit_row import quantize_rows
-from .templates.formulas import Rule
 from .vocabulary import F32, Expression, f32, i32, pointwise, stored
 
 INVERSE_MAX = {torch.float8_e4m3fn: 1 / 448, torch.float8_e5m2: 1 / 57344}
@@ -40,15 +38,11 @@ def quantize_mxfp8(
     layout: str = "plain",
 ) -> tuple[Any, Any]:
     """Lower ``inductor_ext::quantize_mxfp8``."""
-    ways = {(1, 32, False): (True, False), (32, 1, True): (False, True)}
-    along_k, along_m = ways.get((block_m, block_k, transposed), (False, False))
-    if along_k:
-        rule = Rule("mxfp8", dtype == torch.float8_e5m2, floor=mode == "floor")
-        rows = quantize_rows(x, rule, 32, layout)
-        if rows is not None:
-            return rows
-    if (along_k or along_m) and applies(x, 32, along_k, along_m, layout):
-        return _tiles(x, dtype, along_k, along_m, mode, layout)
+    along_k = (block_m, block_k, transposed) == (1, 32, False)
+    along_m = (block_m, block_k, transposed) == (32, 1, True)
+    fused = templates.quantize(x, _rule(dtype, mode), 32, layout, along_k=along_k, along_m=along_m)
+    if fused is not None:
+        return fused  # type: ignore[no-any-return]
     blocks = Blocks(x, block_m, block_k, matrix=transposed or layout == "gemm")
     value = elements(blocks.x)
     amax = blocks.amax(value)
@@ -71,17 +65,18 @@ def quantize_mxfp8_both(
     layout: str = "plain",
 ) -> tuple[Any, Any, Any, Any]:
     """Lower ``inductor_ext::quantize_mxfp8_both``."""
-    if transposed and not square and applies(x, 32, True, True, layout):
-        return _tiles(x, dtype, True, True, mode, layout)
+    both = transposed and not square
+    fused = templates.quantize(x, _rule(dtype, mode), 32, layout, along_k=both, along_m=both)
+    if fused is not None:
+        return fused  # type: ignore[no-any-return]
     other = 32 if square else 1
     along_k = quantize_mxfp8(x, dtype, other, 32, False, mode, layout)
     along_m = quantize_mxfp8(x, dtype, 32, other, transposed, mode, layout)
     return (*along_k, *along_m)
 
 
-def _tiles(x: Any, dtype: torch.dtype, along_k: bool, along_m: bool, mode: str, layout: str) -> Any:
-    rule = Rule("mxfp8", dtype == torch.float8_e5m2, floor=mode == "floor")
-    return quantize_tiles(x, rule, 32, along_k=along_k, along_m=along_m, layout=layout)
+def _rule(dtype: torch.dtype, mode: str) -> templates.Rule:
+    return templates.Rule("mxfp8", dtype == torch.float8_e5m2, floor=mode == "floor")
 
 
 def dequantize_mxfp8(

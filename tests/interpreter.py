@@ -25,6 +25,7 @@ _LAUNCH = re.compile(r"(\w+)\.run\((.*?), stream=")
 _RESULT = re.compile(r"return \((.*?), ?\)\n")
 _PRELUDE = """import triton
 import triton.language as tl
+from torch._inductor.runtime import triton_helpers
 from interpreter import _round_bf16, _to_e4m3, _to_e5m2, _pack4 as ixt_pack4
 """
 

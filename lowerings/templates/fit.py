@@ -59,8 +59,8 @@ def applies(x: Any, group: int, along_k: bool, along_m: bool, layout: str) -> bo
     if producer.uses_positions():
         return False
     wide = 128 if layout == "gemm" else cut.block_k
-    return (
-        multiple(producer.columns, max(wide, group))
+    return bool(
+        multiple(producer.columns, max(wide, group if along_k else 1))
         and multiple(producer.rows, group if along_m else 1)
         and V.graph.sizevars.statically_known_gt(producer.rows, 0)
         and V.graph.sizevars.statically_known_gt(2**31, producer.rows * producer.columns)

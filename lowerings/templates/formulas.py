@@ -79,7 +79,9 @@ def ixt_e8m0_inverse(e):
     return tl.maximum((254 - e) << 23, 0x400000).to(tl.float32, bitcast=True)
 
 @triton.jit
-def ixt_scale(amax, LARGEST: tl.constexpr, EPS: tl.constexpr, LIMIT: tl.constexpr, POW2: tl.constexpr):
+def ixt_scale(
+    amax, LARGEST: tl.constexpr, EPS: tl.constexpr, LIMIT: tl.constexpr, POW2: tl.constexpr
+):
     if EPS > 0.0:
         amax = tl.where(amax < EPS, EPS, amax)
     scale = ixt_div(tl.full(amax.shape, LARGEST, tl.float32), amax)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 
 from inductor_ext._compat import (
@@ -88,7 +88,7 @@ def buffers_read(load: Expression, rows: Any, columns: Any) -> list[Any]:
 def _constants(inner: Any) -> Any:
     """Return a handler that makes sizes constants; Inductor's own would use a loop's block."""
 
-    class Constants(WrapperHandler):  # type: ignore[misc]
+    class Constants(WrapperHandler):
         def index_expr(self, expression: Any, dtype: torch.dtype) -> Any:
             return self._inner.constant(int(expression), dtype)
 

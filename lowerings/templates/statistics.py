@@ -124,7 +124,7 @@ def substitute(expression: Expression, names: Sequence[str]) -> Expression:
     """
     places = {name: f"stat{i}" for i, name in enumerate(names)}
 
-    class Handler(WrapperHandler):  # type: ignore[misc]
+    class Handler(WrapperHandler):
         def load(self, name: str, index: Any) -> Any:
             return self._inner.load(places.get(name, name), 0 if name in places else index)
 
