@@ -96,6 +96,7 @@ def _module(kernel: str, folder: Path, name: str) -> Any:
     text = re.sub(r"@triton\.jit\ndef ixt_div.*?(?=\n@triton|\Z)", divide, text, flags=re.S)
     text = re.sub(r"codes = (.*)\.to\(tl\.float8e4nv\)", r"codes = _to_e4m3(\1)", text)
     text = re.sub(r"codes = (.*)\.to\(tl\.float8e5\)", r"codes = _to_e5m2(\1)", text)
+    text = re.sub(r"(\w+)\.to\(KEPT_\d+\.dtype\.element_ty\)", r"_round_bf16(\1)", text)
     text = re.sub(r"(\w+) = (\w+)\.to\(tl\.bfloat16\)", r"\1 = _round_bf16(\2)", text)
     text = text.replace("libdevice.", "tl.math.")
     file = folder / f"{name}.py"

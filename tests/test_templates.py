@@ -5,6 +5,7 @@ The kernels run in Triton's interpreter here; test_templates_gpu.py runs them on
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -132,6 +133,48 @@ def _used(graph: fake_gpu.GeneratedGraph, x: Tensor, r: Tensor, w: Tensor) -> li
     """Return the inputs that the graph takes, which leaves out what the norm does not use."""
     count = graph.source.split(" = args\n")[0].rsplit("\n", 1)[1].count("arg")
     return {3: [x, r, w], 2: [x, w]}[count]
+
+
+@pytest.mark.parametrize("what", ["the sum", "the norm", "both of them"])
+def test_a_value_used_twice(what: str) -> None:
+    """A residual sum, or the norm's result, that is needed later is stored on the way."""
+
+    def chain(x: Tensor, r: Tensor, w: Tensor) -> list[Tensor]:
+        h = x + r
+        y = F.rms_norm(h, w.shape, w)
+        kept = {"the sum": [h], "the norm": [y], "both of them": [h, y]}[what]
+        return [*kept, *ixt.quantize(y, BLOCK)[:2]]
+
+    generator = torch.Generator().manual_seed(0)
+    x, r = (torch.randn(2, 5, 384, generator=generator).bfloat16() for _ in range(2))
+    w = torch.randn(384, generator=generator).bfloat16()
+    graph = generate(chain, x, r, w)
+    assert len(graph.kernels) == 1
+    results = interpreter.run(graph.source, x, r, w)
+    for got, want in zip(results, chain(x, r, w), strict=True):
+        assert got.shape == want.shape
+        assert got.dtype == want.dtype
+        a, b = (t.contiguous().view(-1).view(torch.uint8) for t in (got, want))
+        assert int((a != b).sum()) <= (0 if got.shape == x.shape and what == "the sum" else 12)
+
+
+def test_a_value_that_a_kernel_read_before() -> None:
+    """The softmax's own kernel reads the sum first: the template may not be what stores it."""
+
+    def chain(x: Tensor, r: Tensor, w: Tensor) -> Any:
+        h = x + r
+        y = F.rms_norm(h + torch.softmax(h, -1), w.shape, w)
+        return (h, *ixt.quantize(y, BLOCK)[:2])
+
+    x, r = (torch.randn(64, 384).bfloat16() for _ in range(2))
+    graph = generate(chain, x, r, torch.randn(384).bfloat16())
+    calls = [line for line in graph.source.splitlines() if ".run(" in line]
+    stored = re.search(r"return \((buf\d+)", graph.source)
+    assert stored is not None
+    first = next(line for line in calls if stored[1] + "," in line)
+    assert "_tem_" not in first
+    kernel = graph.kernels[first.strip().partition(".")[0]]
+    assert "tl.store" in kernel.source
 
 
 def test_two_kernels_for_a_norm_in_both_orientations() -> None:

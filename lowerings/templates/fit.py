@@ -63,7 +63,7 @@ def applies(x: Any, group: int, along_k: bool, along_m: bool, layout: str) -> bo
         multiple(producer.columns, max(wide, group if along_k else 1))
         and multiple(producer.rows, group if along_m else 1)
         and V.graph.sizevars.statically_known_gt(producer.rows, 0)
-        and V.graph.sizevars.statically_known_gt(2**31, producer.rows * producer.columns)
+        and not producer.is_huge()
     )
 
 

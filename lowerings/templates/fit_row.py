@@ -10,9 +10,9 @@ from inductor_ext._compat import V
 
 from .fit import as_given, empty, may_use_template, stored_size
 from .formulas import Rule
+from .inside import KEEP, hand_over, steps_of, substitute
 from .producer import Producer, buffers_read, run_template
 from .row import Variant, template
-from .statistics import of_rows, substitute
 
 MAX_WIDTH = 16384
 
@@ -20,8 +20,8 @@ MAX_WIDTH = 16384
 def quantize_rows(x: Any, rule: Rule, group: int, layout: str) -> tuple[Any, Any] | None:
     """Return (codes, scales) along K with a row's statistics in the same kernel.
 
-    None where there are none, or a row is too long for a program's registers, or not made of
-    whole groups, or somebody else needs a statistic too.
+    None where there are no statistics, or a row is too long for a program's registers, or not
+    made of whole groups, or somebody else needs a statistic too.
     """
     if not may_use_template(x) or len(x.get_size()) < 2:
         return None
@@ -34,26 +34,27 @@ def quantize_rows(x: Any, rule: Rule, group: int, layout: str) -> tuple[Any, Any
     k = int(columns)
     if not 64 <= k <= MAX_WIDTH or k % group or (layout == "gemm" and k % 128):
         return None
-    if not V.graph.sizevars.statically_known_gt(2**31, producer.rows * k):
+    if producer.is_huge():
         return None
-    statistics = of_rows(producer)
-    if not statistics:
-        return None
+    steps = steps_of(producer)
+    if all(step.kind == KEEP for step in steps):
+        return None  # no row needed: tiles
     place = "plain"
     if layout == "gemm":
         place = "swizzled" if rule.kind == "mxfp8" else "column-major"
     width = max(1 << (k - 1).bit_length(), group)
-    names = [s.name for s in statistics]
-    subgraphs = [producer.subgraph(substitute(s.element, names)) for s in statistics]
+    names = [step.name for step in steps]
+    subgraphs = [producer.subgraph(substitute(step.element, names)) for step in steps]
     subgraphs.append(producer.subgraph(substitute(producer.load, names)))
-    reads = _all_reads(producer, [s.element for s in statistics], set(names))
+    reads = _all_reads(producer, [step.element for step in steps], set(names))
+    kept = hand_over(steps)
     codes = empty(x, (producer.rows, k), torch.float8_e5m2 if rule.e5m2 else torch.float8_e4m3fn)
     kind = torch.uint8 if rule.kind == "mxfp8" else torch.float32
     rows_each = max(1, 1024 // width)
     scales = run_template(
-        template(Variant(rule, tuple(s.kind for s in statistics), width == k, place)),
+        template(Variant(rule, tuple(step.kind for step in steps), width == k, place)),
         (stored_size(producer.rows, k // group, place), kind),
-        [codes],
+        [codes, *kept],
         subgraphs,
         reads,
         [-(-producer.rows // 128) * 128 if place == "swizzled" else producer.rows],

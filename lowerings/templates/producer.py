@@ -67,6 +67,11 @@ class Producer:
         layout = ir.FlexibleLayout(self.device, torch.float32, [])
         return ir.ComputedBuffer(name=None, layout=layout, data=data)
 
+    def is_huge(self) -> bool:
+        """Return whether the elements are known to be more than 32 bits can count."""
+        count = self.rows * self.columns
+        return bool(V.graph.sizevars.statically_known_leq(2**31, count))
+
     def uses_positions(self) -> bool:
         """Return whether the code computes with indices or sizes that are not constants."""
         with _any_layout():

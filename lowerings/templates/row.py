@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from inductor_ext._compat import TritonTemplate
 
 from .formulas import FORMULAS, Rule, scale_text
-from .statistics import MEAN, MOMENT, SUM
+from .inside import KEEP, MEAN, MOMENT, SUM
 from .tile import PLACES, SWIZZLE
 
 HEAD = """
@@ -27,17 +27,22 @@ HEAD = """
 """
 MASKED_K = "    idx_k = tl.minimum(k, K - 1)[None, :]\n"
 ELEMENT = """
-    {{modification(subgraph_number=NUMBER, output_name="element", STATS)
+    {{modification(subgraph_number=NUMBER, output_name="element", KNOWN)
       | indent_except_first(1)}}
     element = tl.broadcast_to(element, (ROWS_EACH, WIDTH))
 """
-STATISTICS = {
-    SUM: "    statNUMBER = tl.sum(tl.where(inside, element, 0.0), 1)[:, None]\n",
-    MEAN: "    statNUMBER = tl.sum(tl.where(inside, element, 0.0), 1)[:, None] / K\n",
+STEPS = {
+    SUM: "    stepNUMBER = tl.sum(tl.where(inside, element, 0.0), 1)[:, None]\n",
+    MEAN: "    stepNUMBER = tl.sum(tl.where(inside, element, 0.0), 1)[:, None] / K\n",
     MOMENT: (
         "    center = tl.sum(tl.where(inside, element, 0.0), 1)[:, None] / K\n"
         "    apart = tl.where(inside, element - center, 0.0)\n"
-        "    statNUMBER = tl.sum(apart * apart, 1)[:, None]\n"
+        "    stepNUMBER = tl.sum(apart * apart, 1)[:, None]\n"
+    ),
+    KEEP: (
+        "    stepNUMBER = element\n"
+        "    tl.store(KEPT_NUMBER + idx_m * K + idx_k,"
+        " element.to(KEPT_NUMBER.dtype.element_ty), inside)\n"
     ),
 }
 QUANTIZE = """
@@ -63,13 +68,13 @@ class Variant(NamedTuple):
     """What a row kernel is asked for: fixed when its source is made.
 
     Attributes:
-        statistics: the kinds of the row's statistics, in the order of ``stat0``, ``stat1`` ...
+        steps: the kinds of what is computed first, in the order of ``step0``, ``step1`` ...
         whole: whether a row fills the program's width.
         place: of the scales: "plain", "column-major" or "swizzled".
     """
 
     rule: Rule
-    statistics: tuple[str, ...]
+    steps: tuple[str, ...]
     whole: bool
     place: str
 
@@ -77,12 +82,13 @@ class Variant(NamedTuple):
 @cache
 def template(variant: Variant) -> Any:
     """Return the template of a variant."""
-    source = '{{def_kernel("CODES")}}' + HEAD
+    kept = [f'"KEPT_{i}"' for i, kind in enumerate(variant.steps) if kind == KEEP]
+    source = "{{def_kernel(" + ", ".join(['"CODES"', *kept]) + ")}}" + HEAD
     if not variant.whole:
         source += MASKED_K
-    for number, kind in enumerate(variant.statistics):
-        source += _element(number) + STATISTICS[kind].replace("NUMBER", str(number))
-    source += _element(len(variant.statistics))
+    for number, kind in enumerate(variant.steps):
+        source += _element(number) + STEPS[kind].replace("NUMBER", str(number))
+    source += _element(len(variant.steps))
     first, second = PLACES[variant.place]
     words = {
         "scale": scale_text(variant.rule),
@@ -104,8 +110,8 @@ _made: list[Variant] = []
 
 
 def _element(number: int) -> str:
-    stats = ", ".join(f'stat{i}="stat{i}"' for i in range(number))
-    return ELEMENT.replace("NUMBER", str(number)).replace("STATS", stats)
+    known = ", ".join(f'step{i}="step{i}"' for i in range(number))
+    return ELEMENT.replace("NUMBER", str(number)).replace("KNOWN", known)
 
 
 def _grid(rows: Any, meta: dict[str, Any]) -> tuple[Any, int, int]:
