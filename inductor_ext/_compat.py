@@ -48,6 +48,12 @@ SYMBOLS: dict[str, str] = {
     ),
     # Partitioner and scheduler choices.
     "partitioners": "torch._functorch.partitioners",
+    # Templates.
+    "TritonTemplate": "torch._inductor.select_algorithm:TritonTemplate",
+    "autotune_select_algorithm": "torch._inductor.select_algorithm:autotune_select_algorithm",
+    "extract_read_writes": "torch._inductor.dependencies:extract_read_writes",
+    "WrapperHandler": "torch._inductor.ops_handler:WrapperHandler",
+    "SimplifyIndexing": "torch._inductor.sizevars:SimplifyIndexing",
     "InductorChoices": "torch._inductor.choices:InductorChoices",
     "ReductionHint": "torch._inductor.runtime.hints:ReductionHint",
     # Dynamo.

@@ -9,6 +9,7 @@ import torch
 
 from inductor_ext._compat import ops
 
+from . import templates
 from .blocks import (
     Blocks,
     divides,
@@ -33,6 +34,16 @@ def quantize_fp8_block(
     layout: str = "plain",
 ) -> tuple[Any, Any]:
     """Lower ``inductor_ext::quantize_fp8_block``."""
+    fused = templates.quantize(
+        x,
+        _rule(x, dtype, eps, pow2),
+        max(block_m, block_k),
+        layout,
+        along_k=block_m == 1 and not transposed,
+        along_m=block_k == 1 and transposed,
+    )
+    if fused is not None:
+        return fused  # type: ignore[no-any-return]
     blocks = Blocks(x, block_m, block_k, matrix=transposed or layout == "gemm")
     value, device = elements(blocks.x), x.get_device()
     amax, limit = blocks.amax(value), torch.finfo(x.get_dtype()).max
@@ -45,6 +56,11 @@ def quantize_fp8_block(
     inverse = pointwise(x, F32, blocks.size, lambda i: div_rn(f32(1.0), load_scale(i), device))
     codes = blocks.codes(value, load_scale, dtype, transpose=transposed)
     return codes, _laid_out(inverse, block_m == block_k, transposed, layout)
+
+
+def _rule(x: Any, dtype: torch.dtype, eps: float, pow2: bool) -> templates.Rule:
+    limit = torch.finfo(x.get_dtype()).max
+    return templates.Rule("fp8", dtype == torch.float8_e5m2, eps=eps, limit=limit, pow2=pow2)
 
 
 def _laid_out(inverse: Any, square: bool, transposed: bool, layout: str) -> Any:
@@ -75,6 +91,11 @@ def quantize_fp8_block_both(
     layout: str = "plain",
 ) -> tuple[Any, Any, Any, Any]:
     """Lower ``inductor_ext::quantize_fp8_block_both``."""
+    fused = templates.quantize(
+        x, _rule(x, dtype, eps, pow2), block, layout, along_k=not square, along_m=not square
+    )
+    if fused is not None:
+        return fused  # type: ignore[no-any-return]
     other = block if square else 1
     rows = quantize_fp8_block(x, dtype, other, block, False, eps, pow2, layout)
     columns = quantize_fp8_block(x, dtype, block, other, True, eps, pow2, layout)

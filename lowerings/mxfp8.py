@@ -9,6 +9,7 @@ import torch
 
 from inductor_ext._compat import FloorDiv, ModularIndexing, ops
 
+from . import templates
 from .blocks import (
     Blocks,
     divides,
@@ -37,6 +38,11 @@ def quantize_mxfp8(
     layout: str = "plain",
 ) -> tuple[Any, Any]:
     """Lower ``inductor_ext::quantize_mxfp8``."""
+    along_k = (block_m, block_k, transposed) == (1, 32, False)
+    along_m = (block_m, block_k, transposed) == (32, 1, True)
+    fused = templates.quantize(x, _rule(dtype, mode), 32, layout, along_k=along_k, along_m=along_m)
+    if fused is not None:
+        return fused  # type: ignore[no-any-return]
     blocks = Blocks(x, block_m, block_k, matrix=transposed or layout == "gemm")
     value = elements(blocks.x)
     amax = blocks.amax(value)
@@ -59,10 +65,18 @@ def quantize_mxfp8_both(
     layout: str = "plain",
 ) -> tuple[Any, Any, Any, Any]:
     """Lower ``inductor_ext::quantize_mxfp8_both``."""
+    both = transposed and not square
+    fused = templates.quantize(x, _rule(dtype, mode), 32, layout, along_k=both, along_m=both)
+    if fused is not None:
+        return fused  # type: ignore[no-any-return]
     other = 32 if square else 1
     along_k = quantize_mxfp8(x, dtype, other, 32, False, mode, layout)
     along_m = quantize_mxfp8(x, dtype, 32, other, transposed, mode, layout)
     return (*along_k, *along_m)
+
+
+def _rule(dtype: torch.dtype, mode: str) -> templates.Rule:
+    return templates.Rule("mxfp8", dtype == torch.float8_e5m2, floor=mode == "floor")
 
 
 def dequantize_mxfp8(

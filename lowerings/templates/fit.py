@@ -1,0 +1,146 @@
+"""Where the tile template applies, and how it is cut: block sizes measured on an H200."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from inductor_ext import config
+from inductor_ext._compat import V, ir, lowerings
+from inductor_ext._neighbours import comes_from_memory
+
+from .formulas import Rule
+from .producer import Producer, run_template
+from .tile import Variant, template
+
+
+class Cut(NamedTuple):
+    """A tile's cut: REGISTERS rows a thread, THREADS threads along M, BLOCK_K columns, warps."""
+
+    registers: int
+    threads: int
+    block_k: int
+    warps: int
+
+
+# docs/benchmarks/tiles-h200.txt
+_CUTS = {
+    # (group, along K, along M)
+    (32, True, True): Cut(4, 16, 64, 4),
+    (32, False, True): Cut(8, 16, 64, 4),
+    (32, True, False): Cut(8, 4, 128, 2),
+    (64, True, True): Cut(4, 16, 64, 4),
+    (64, False, True): Cut(8, 16, 64, 4),
+    (64, True, False): Cut(8, 4, 128, 2),
+    (128, True, True): Cut(4, 32, 128, 8),
+    (128, False, True): Cut(8, 16, 64, 4),
+    (128, True, False): Cut(8, 4, 128, 2),
+}
+
+
+def may_use_template(x: Any) -> bool:
+    """Return whether templates are on and ``x`` is something that a GPU has yet to compute."""
+    return config.templates and x.get_device().type == "cuda" and not comes_from_memory(x)
+
+
+def applies(x: Any, group: int, along_k: bool, along_m: bool, layout: str) -> bool:
+    """Return whether the template can quantize ``x``.
+
+    Whole groups only, and M and K of which four codes make a word and a tile is never ragged
+    along K.
+    """
+    if not may_use_template(x) or len(x.get_size()) < 2:
+        return False
+    cut = _CUTS[group, along_k, along_m]
+    multiple = V.graph.sizevars.statically_known_multiple_of
+    producer = Producer(x)
+    if producer.uses_positions():
+        return False
+    wide = 128 if layout == "gemm" else cut.block_k
+    return bool(
+        multiple(producer.columns, max(wide, group if along_k else 1))
+        and multiple(producer.rows, group if along_m else 1)
+        and V.graph.sizevars.statically_known_gt(producer.rows, 0)
+        and not producer.is_huge()
+    )
+
+
+def quantize_tiles(
+    x: Any, rule: Rule, group: int, *, along_k: bool, along_m: bool, layout: str
+) -> tuple[Any, ...]:
+    """Return (codes, scales) along K, then (codes, scales) along M transposed, those asked for."""
+    producer = Producer(x)
+    place = "plain"
+    if layout == "gemm":
+        place = "swizzled" if rule.kind == "mxfp8" else "column-major"
+    variant = Variant(rule, along_k, along_m, place)
+    cut = _CUTS[group, along_k, along_m]
+    code = torch.float8_e5m2 if rule.e5m2 else torch.float8_e4m3fn
+    kind = torch.uint8 if rule.kind == "mxfp8" else torch.float32
+    rows, columns = producer.rows, producer.columns
+    others: dict[str, Any] = {}
+    if along_k:
+        others["CODES_K"] = empty(x, (rows, columns), code)
+        if along_m:
+            others["SCALES_K"] = empty(x, stored_size(rows, columns // group, place), kind)
+    if along_m:
+        others["CODES_M"] = empty(x, (columns, rows), code)
+    length, blocks = (columns, rows // group) if along_m else (rows, columns // group)
+    last = run_template(
+        template(variant),
+        (stored_size(length, blocks, place), kind),
+        [others[name] for name in variant.names()],
+        [producer.subgraph()],
+        producer.reads(),
+        [_covered(rows, cut, place), columns],
+        GROUP=group, REGISTERS=cut.registers, THREADS=cut.threads, BLOCK_K=cut.block_k,
+        num_warps=cut.warps,
+    )  # fmt: skip
+    results: list[Any] = []
+    if along_k:
+        scales = others["SCALES_K"] if along_m else last
+        results += as_given(others["CODES_K"], scales, x, columns // group, place)
+    if along_m:
+        results += [others["CODES_M"], _matrix(last, place)]
+    return tuple(results)
+
+
+def _covered(rows: Any, cut: Cut, place: str) -> Any:
+    """Return the rows that tiles must cover: with the padding of swizzled scales."""
+    return -(-rows // 128) * 128 if place == "swizzled" else rows
+
+
+def stored_size(length: Any, blocks: Any, place: str) -> list[Any]:
+    """Return the size of a scales' buffer."""
+    if place == "swizzled":
+        return [-(-length // 128) * 128, -(-blocks // 4) * 4]
+    return [blocks, length] if place == "column-major" else [length, blocks]
+
+
+def as_given(codes: Any, scales: Any, x: Any, blocks: Any, place: str) -> tuple[Any, Any]:
+    """Return codes and scales along K, made as matrices, as the op gives them."""
+    *leading, columns = x.get_size()
+    scales = _shaped(scales, [*leading, blocks]) if place == "plain" else _matrix(scales, place)
+    return _shaped(codes, [*leading, columns]), scales
+
+
+def _matrix(scales: Any, place: str) -> Any:
+    if place == "column-major":
+        return ir.TensorBox(ir.PermuteView.create(scales.data, [1, 0]))
+    return scales
+
+
+def _shaped(matrix: Any, size: Sequence[Any]) -> Any:
+    view = lowerings[torch.ops.aten.view.default]
+    return matrix if len(size) == 2 else view(matrix, list(size))
+
+
+def empty(x: Any, size: Sequence[Any], dtype: torch.dtype) -> Any:
+    empty = lowerings[torch.ops.aten.empty_strided.default]
+    strides, step = [], 1
+    for extent in reversed(size):
+        strides.append(step)
+        step *= extent
+    return empty(list(size), strides[::-1], dtype=dtype, device=x.get_device())

@@ -1,0 +1,106 @@
+"""Triton functions that templates share: scales from an amax, codes, packing. Source text."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Rule(NamedTuple):
+    """How a block's amax becomes its scale and multiplier, and what its codes are.
+
+    Attributes:
+        kind: "mxfp8" (e8m0 scales) or "fp8" (fp32 scales).
+        e5m2: whether codes are float8_e5m2 instead of float8_e4m3fn.
+        floor: MXFP8's mode "floor" instead of "ceil".
+        eps, limit, pow2: FP8's current scaling; ``limit`` replaces an infinite scale.
+    """
+
+    kind: str
+    e5m2: bool
+    floor: bool = False
+    eps: float = 0.0
+    limit: float = 0.0
+    pow2: bool = False
+
+    @property
+    def name(self) -> str:
+        """Return a word for kernel names."""
+        return f"{self.kind}_{'e5m2' if self.e5m2 else 'e4m3'}"
+
+    @property
+    def code_type(self) -> str:
+        """Return Triton's name of the codes' type."""
+        return "tl.float8e5" if self.e5m2 else "tl.float8e4nv"
+
+    @property
+    def scale_type(self) -> str:
+        """Return Triton's name of the stored scales' type."""
+        return "tl.uint8" if self.kind == "mxfp8" else "tl.float32"
+
+
+def scale_text(rule: Rule) -> str:
+    """Return the lines that make ``multiplier`` and the ``scale`` to store from ``amax``."""
+    if rule.kind == "mxfp8":
+        return (
+            f"scale = ixt_e8m0(amax, {rule.e5m2}, {rule.floor})\n"
+            "    multiplier = ixt_e8m0_inverse(scale)"
+        )
+    largest = 57344.0 if rule.e5m2 else 448.0
+    return (
+        f"multiplier = ixt_scale(amax, {largest}, {rule.eps!r}, {rule.limit!r}, {rule.pow2})\n"
+        "    scale = ixt_div(tl.full(amax.shape, 1.0, tl.float32), multiplier)"
+    )
+
+
+# The arithmetic is docs/formats.md's; kernels/common/{fp8,mxfp8}.h hold the same for C++ and CUDA.
+FORMULAS = """
+@triton.jit
+def ixt_div(a, b):
+    return tl.inline_asm_elementwise(
+        "div.rn.f32 $0, $1, $2;", "=f,f,f", [a, b], dtype=tl.float32, is_pure=True, pack=1)
+
+@triton.jit
+def ixt_amax(x, AXIS: tl.constexpr):
+    # the maximum of a number and NaN is the number, that of NaNs alone becomes 0
+    amax = tl.max(tl.abs(x), AXIS)
+    return tl.where(amax == amax, amax, 0.0)
+
+@triton.jit
+def ixt_e8m0(amax, E5M2: tl.constexpr, FLOOR: tl.constexpr):
+    if FLOOR:
+        exponent = (amax.to(tl.int32, bitcast=True) >> 23) - (15 if E5M2 else 8)
+        return tl.minimum(tl.maximum(exponent, 0), 254)
+    inverse: tl.constexpr = 1.743861685099546e-05 if E5M2 else 0.0022321429569274187
+    bits = (amax * inverse).to(tl.int32, bitcast=True)
+    return tl.where(bits <= 0x400000, 0, tl.minimum((bits + 0x7FFFFF) >> 23, 254))
+
+@triton.jit
+def ixt_e8m0_inverse(e):
+    return tl.maximum((254 - e) << 23, 0x400000).to(tl.float32, bitcast=True)
+
+@triton.jit
+def ixt_scale(
+    amax, LARGEST: tl.constexpr, EPS: tl.constexpr, LIMIT: tl.constexpr, POW2: tl.constexpr
+):
+    if EPS > 0.0:
+        amax = tl.where(amax < EPS, EPS, amax)
+    scale = ixt_div(tl.full(amax.shape, LARGEST, tl.float32), amax)
+    scale = tl.where(scale == float("inf"), LIMIT, scale)
+    if POW2:
+        scale = (scale.to(tl.int32, bitcast=True) & -0x800000).to(tl.float32, bitcast=True)
+    return tl.where((amax > 0.0) & (amax < float("inf")), scale, 1.0)
+
+@triton.jit
+def ixt_pack4(a, b, c, d, E5M2: tl.constexpr):
+    # four codes in a word, the first in the lowest byte
+    if E5M2:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b16 l, h; cvt.rn.satfinite.e5m2x2.f32 l, $2, $1;"
+            " cvt.rn.satfinite.e5m2x2.f32 h, $4, $3; mov.b32 $0, {l, h}; }",
+            "=r,f,f,f,f", [a, b, c, d], dtype=tl.int32, is_pure=True, pack=1)
+    else:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b16 l, h; cvt.rn.satfinite.e4m3x2.f32 l, $2, $1;"
+            " cvt.rn.satfinite.e4m3x2.f32 h, $4, $3; mov.b32 $0, {l, h}; }",
+            "=r,f,f,f,f", [a, b, c, d], dtype=tl.int32, is_pure=True, pack=1)
+"""

@@ -1,0 +1,138 @@
+"""Run the Triton kernels of generated code on the CPU, in Triton's own interpreter.
+
+It stands in for a card where logic is concerned: indices, masks, layouts, the order of bytes.  What
+the interpreter does otherwise than a GPU is replaced: PTX, and casts, which it does not round to
+nearest.  Started as a program in a process of its own, since the interpreter is chosen on import.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_KERNEL = re.compile(r"async_compile\.triton\('(\w+)', '''(.*?)''', device_str", re.S)
+_BUFFER = re.compile(r"(buf\d+) = empty_strided_cuda\((\([^)]*\)), (\([^)]*\)), torch\.(\w+)\)")
+_LAUNCH = re.compile(r"(\w+)\.run\((.*?), stream=")
+_RESULT = re.compile(r"return \((.*?), ?\)\n")
+_PRELUDE = """import triton
+import triton.language as tl
+from torch._inductor.runtime import triton_helpers
+from interpreter import _round_bf16, _to_e4m3, _to_e5m2, _pack4 as ixt_pack4
+"""
+
+
+def run(source: str, *inputs: Tensor) -> list[Tensor]:
+    """Run the only graph of generated code, made of template kernels alone; return its results."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        (path / "source.py").write_text(source, encoding="utf-8")
+        torch.save(inputs, path / "inputs.pt")
+        environment = os.environ | {"TRITON_INTERPRET": "1"}
+        command = [sys.executable, __file__, folder]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        results: list[Tensor] = torch.load(path / "results.pt")
+        return results
+
+
+def _tensor(array: Any, dtype: Any) -> Any:
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    return tl.core.tensor(TensorHandle(array, dtype), tl.block_type(dtype, list(array.shape)))
+
+
+def _values(x: Any) -> Tensor:
+    return torch.from_numpy(x.handle.data.astype("float32"))
+
+
+def _round_bf16(x: Any) -> Any:
+    import triton.language as tl
+
+    return _tensor(_values(x).bfloat16().float().numpy(), tl.float32)
+
+
+def _codes(x: Any, dtype: torch.dtype) -> Tensor:
+    values, limit = _values(x), torch.finfo(dtype).max
+    codes = values.clamp(-limit, limit).to(dtype).view(torch.uint8)
+    return torch.where(values.isnan(), torch.full_like(codes, 0x7F), codes)
+
+
+def _to_e4m3(x: Any) -> Any:
+    import triton.language as tl
+
+    return _tensor(_codes(x, torch.float8_e4m3fn).numpy(), tl.float8e4nv)
+
+
+def _to_e5m2(x: Any) -> Any:
+    import triton.language as tl
+
+    return _tensor(_codes(x, torch.float8_e5m2).numpy(), tl.float8e5)
+
+
+def _pack4(a: Any, b: Any, c: Any, d: Any, e5m2: Any) -> Any:
+    import triton.language as tl
+
+    dtype = torch.float8_e5m2 if e5m2 else torch.float8_e4m3fn
+    word = torch.zeros(a.handle.data.shape, dtype=torch.int64)
+    for place, part in enumerate((a, b, c, d)):
+        word |= _codes(part, dtype).to(torch.int64) << (8 * place)
+    return _tensor(word.to(torch.int32).numpy(), tl.int32)  # the cast keeps the low 32 bits
+
+
+def _module(kernel: str, folder: Path, name: str) -> Any:
+    text = kernel[kernel.index("@triton.jit") :]
+    text = re.sub(r"@triton\.jit\ndef ixt_pack4.*?(?=\n@triton|\Z)", "", text, flags=re.S)
+    divide = "@triton.jit\ndef ixt_div(a, b):\n    return a / b\n"
+    text = re.sub(r"@triton\.jit\ndef ixt_div.*?(?=\n@triton|\Z)", divide, text, flags=re.S)
+    text = re.sub(r"codes = (.*)\.to\(tl\.float8e4nv\)", r"codes = _to_e4m3(\1)", text)
+    text = re.sub(r"codes = (.*)\.to\(tl\.float8e5\)", r"codes = _to_e5m2(\1)", text)
+    text = re.sub(r"(\w+)\.to\(KEPT_\d+\.dtype\.element_ty\)", r"_round_bf16(\1)", text)
+    text = re.sub(r"(\w+) = (\w+)\.to\(tl\.bfloat16\)", r"\1 = _round_bf16(\2)", text)
+    text = text.replace("libdevice.", "tl.math.")
+    file = folder / f"{name}.py"
+    file.write_text(_PRELUDE + text, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _main(folder: Path) -> None:
+    source = (folder / "source.py").read_text(encoding="utf-8")
+    inputs = torch.load(folder / "inputs.pt")
+    kernels = dict(_KERNEL.findall(source))
+    names = re.search(r"\n +(arg0_1.*?) = args\n", source)
+    assert names is not None
+    known: dict[str, Any] = dict(zip(names[1].rstrip(",").split(", "), inputs, strict=True))
+    for name, size, stride, dtype in _BUFFER.findall(source):
+        known[name] = torch.empty_strided(eval(size), eval(stride), dtype=getattr(torch, dtype))
+    known["reinterpret_tensor"] = torch.as_strided
+    for name, arguments in _LAUNCH.findall(source):
+        *given, x, y, z = (eval(argument, known) for argument in _split(arguments))
+        module = _module(kernels[name], folder, name)
+        getattr(module, name)[(x, y, z)](*given)
+    result = _RESULT.search(source)
+    assert result is not None
+    torch.save([eval(part, known) for part in _split(result[1])], folder / "results.pt")
+
+
+def _split(text: str) -> list[str]:
+    """Return the comma-separated expressions, commas inside parentheses left alone."""
+    return re.split(r", (?![^()]*(?:\([^()]*\)[^()]*)*\))", text)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    _main(Path(sys.argv[1]))

@@ -1,0 +1,105 @@
+"""The templates on a card: the bits of the eager ops, over shapes that tiles do not divide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import test_templates as cpu
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import inductor_ext as ixt
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def templates() -> Iterator[None]:
+    torch.compiler.reset()
+    with (
+        ixt.config.patch(enabled=True, templates=True, strict=True),
+        torch.compiler.config.patch(force_disable_caches=True),
+    ):
+        yield
+
+
+def _same(got: Any, want: Any) -> None:
+    for a, b in zip(cpu.plain_tensors(got), cpu.plain_tensors(want), strict=True):
+        assert a.stride() == b.stride()
+        same = [t.contiguous().view(-1).view(torch.uint8) for t in (a, b)]
+        assert torch.equal(*same)
+
+
+SHAPES = ((256, 512), (2, 160, 384), (4096, 4096), (1056, 14336))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("way", ["row", "column", "both"])
+@pytest.mark.parametrize("fmt", [cpu.MX, cpu.GEMM, cpu.BLOCK, cpu.BLOCK_GEMM], ids=repr)
+def test_tile(fmt: ixt.Format, way: str, shape: tuple[int, ...]) -> None:
+    def chain(x: Tensor, y: Tensor) -> Any:
+        return ixt.quantize(x * y, fmt, orientation=way)  # type: ignore[call-overload]
+
+    x, y = cpu.values(*shape).cuda(), cpu.values(*shape, seed=1).cuda()
+    _same(torch.compile(chain, fullgraph=True)(x, y), chain(x, y))
+
+
+def test_tiles_beyond_two_to_the_31_keep_the_plain_lowering() -> None:
+    x = torch.randn((1 << 19) + 64, 4096, device="cuda", dtype=torch.bfloat16)
+
+    def chain(x: Tensor) -> Any:
+        return ixt.quantize(torch.relu(x), cpu.MX)
+
+    _same(torch.compile(chain, fullgraph=True)(x), chain(x))
+
+
+@pytest.mark.parametrize("shape", [(6, 512), (3, 7, 4096), (65, 5120), (16, 16384)], ids=str)
+@pytest.mark.parametrize("norm", cpu.NORMS)
+@pytest.mark.parametrize("fmt", [cpu.MX, cpu.BLOCK], ids=repr)
+def test_norm(fmt: ixt.Format, norm: str, shape: tuple[int, ...]) -> None:
+    """Given the same statistic the codes are the same; its last bit moves a few by a step."""
+
+    def chain(x: Tensor, r: Tensor, w: Tensor) -> Any:
+        return ixt.quantize(cpu.NORMS[norm](x, r, w), fmt)
+
+    x, r = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    w = torch.randn(shape[-1], device="cuda", dtype=torch.bfloat16)
+    got, want = torch.compile(chain, fullgraph=True)(x, r, w), chain(x, r, w)
+    a, b = (ixt.dequantize(q, fmt, torch.float32) for q in (got, want))
+    assert float((a != b).float().mean()) < 2e-3
+    assert torch.allclose(a, b, rtol=0.13, atol=1e-3)
+
+
+@pytest.mark.parametrize("rows", [1, 64, 4096])
+def test_a_value_used_twice(rows: int) -> None:
+    def chain(x: Tensor, r: Tensor, w: Tensor) -> Any:
+        h = x + r
+        q = ixt.quantize(F.rms_norm(h, w.shape, w), cpu.BLOCK)
+        return h, q, h + ixt.dequantize(q, cpu.BLOCK)
+
+    x, r = (torch.randn(rows, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    w = torch.randn(4096, device="cuda", dtype=torch.bfloat16)
+    h, q, out = torch.compile(chain, fullgraph=True)(x, r, w)
+    want_h, want_q, _ = chain(x, r, w)
+    assert torch.equal(h, want_h)
+    assert float((q.codes.float() != want_q.codes.float()).float().mean()) < 2e-3
+    assert torch.equal(out, h + ixt.dequantize(q, cpu.BLOCK))
+
+
+def test_dynamic_rows_compile_once() -> None:
+    count = 0
+
+    def chain(x: Tensor, w: Tensor) -> Any:
+        nonlocal count
+        count += 1
+        return ixt.quantize(F.rms_norm(x, w.shape, w), cpu.MX)
+
+    run: Callable[..., Any] = torch.compile(chain, fullgraph=True, dynamic=True)
+    w = torch.randn(1024, device="cuda", dtype=torch.bfloat16)
+    for rows in (5, 17, 300):
+        x = torch.randn(rows, 1024, device="cuda", dtype=torch.bfloat16)
+        got, want = run(x, w), chain(x, w)
+        assert float((got.codes.float() != want.codes.float()).float().mean()) < 2e-3
