@@ -1,6 +1,6 @@
 """Every built-in op keeps its contract: the public harness on the contract's own inputs.
 
-On CUDA: the tests marked gpu.
+On CUDA: test_contracts_gpu.py.
 """
 
 from __future__ import annotations
