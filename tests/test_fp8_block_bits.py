@@ -19,8 +19,6 @@ import torch
 from oracle import blocks as oracle
 from torch import Tensor
 
-from inductor_ext.testing import check_op
-
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 device_ = pytest.mark.parametrize("device", DEVICES)
 dtype_ = pytest.mark.parametrize("dtype", list(cases.INPUTS))
@@ -277,22 +275,3 @@ def test_compiled_producers(device: str, shape: tuple[int, ...]) -> None:
         for call, result in zip(made, got, strict=True):
             call.check(tuple(result), f"fused, {device}")
         together.require_lowered(len(made))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    "op",
-    [
-        "quantize_fp8_block",
-        "quantize_fp8_block_both",
-        "dequantize_fp8_block",
-        "quantize_fp8_static_both",
-        "quantize_fp8_tensor_both",
-        "quantize_fp8_column",
-    ],
-)
-def test_contract(op: str) -> None:
-    """The public harness, CUDA against CPU; test_contracts.py does it on the CPU."""
-    report = check_op(f"inductor_ext::{op}", devices=("cpu", "cuda"), nan_equal=True,
-                      compile_samples=1, batches=(2, 17, 0))  # fmt: skip
-    assert all(report.ran.values()), report

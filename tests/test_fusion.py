@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -73,32 +70,6 @@ def test_norm_quantize_dequantize_silu_is_one_kernel_on_sm90(dynamic: bool) -> N
         kernels, opaque = on_sm90(norm_quantize_silu, *inputs(), dynamic=dynamic)
     assert kernels >= 2
     assert opaque == 2
-
-
-@pytest.mark.contract
-@pytest.mark.parametrize("first", ["plugin", "compile"])
-def test_both_orders_of_import(first: str) -> None:
-    """The plugin fuses whether it is imported before Inductor is first used, or after."""
-    use_compile = "torch.compile(lambda t: t + 1)(torch.ones(3))"
-    program = f"""
-        import torch
-        {use_compile if first == "compile" else "pass"}
-        import inductor_ext as ixt
-        ixt.enable()
-        def f(x):
-            q = ixt.quantize(x * 2, ixt.FP8())
-            return ixt.dequantize(q, ixt.FP8())
-        torch.compile(f, fullgraph=True)(torch.randn(4, 64))
-        print([r.outcome for r in ixt.records()])
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**__import__("os").environ, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"},
-    )
-    assert done.stdout.strip().endswith("['lowered', 'lowered']")
 
 
 CHAINS: dict[str, tuple[Callable[..., Any], int]] = {

@@ -76,8 +76,8 @@ def test_import_changes_no_table(tmp_path: Path) -> None:
     assert all(imported), imported
     assert all(disabled), disabled
     changed = [not same for same in enabled]
-    # lowerings, custom_backend_passes, the partitioner's list (and so its sets), the choice
-    assert changed == [1, 0, 0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0]
+    # lowerings, decompositions, backend passes, the partitioner's list (so its sets), the choice
+    assert changed == [1, 0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0]
 
 
 WITHOUT_LIBRARIES = """

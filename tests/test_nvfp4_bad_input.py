@@ -12,8 +12,6 @@ from torch import Tensor
 import inductor_ext as ixt
 from inductor_ext import _compat
 
-pytestmark = pytest.mark.contract
-
 X, ONE = torch.randn(16, 32), torch.tensor(1.0)
 CODES = torch.zeros(4, 16, dtype=torch.uint8)
 SCALES = torch.ones(4, 2).to(torch.float8_e4m3fn)

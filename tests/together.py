@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import blocks
 import torch
 from torch import Tensor
 
 import inductor_ext as ixt
-from inductor_ext import registry
+from inductor_ext import _pairs, registry
 
 
 def check_eager(call: blocks.Call, device: str) -> None:
@@ -22,9 +23,13 @@ def check_eager(call: blocks.Call, device: str) -> None:
 
 @contextlib.contextmanager
 def plugin() -> Iterator[None]:
-    """The plugin on, nothing compiled yet, and no cache: every compilation leaves its records."""
+    """The plugin on, nothing compiled yet, and no cache: every compilation leaves its records.
+
+    Pairs of orientations stay apart, so that each op's own lowering runs (test_pairs.py joins).
+    """
     torch.compiler.reset()
     with (
+        mock.patch.object(_pairs, "join", return_value=0),
         ixt.config.patch(enabled=True),
         torch.compiler.config.patch(force_disable_caches=True),
     ):

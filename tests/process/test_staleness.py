@@ -15,7 +15,6 @@ import toys
 from toys import OPAQUE
 
 Step = Callable[..., dict[str, Any]]
-pytestmark = pytest.mark.contract
 
 
 def is_hit(result: dict[str, Any], graphs: int = 2) -> bool:
@@ -27,6 +26,7 @@ def is_miss(result: dict[str, Any], graphs: int = 2) -> bool:
     return result["aot_miss"] == graphs and not result["aot_hit"] and not result["fx_hit"]
 
 
+@pytest.mark.contract
 def test_off_on_off_on(child: Step, tmp_path: Path) -> None:
     package = toys.write(tmp_path)
     ops = ["lowered", "by_name", "decomposed"]
@@ -120,6 +120,7 @@ def test_strict_does_not_take_a_lenient_result(child: Step, tmp_path: Path) -> N
     assert is_miss(strict), strict
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("forward_on", [True, False], ids=["on-off", "off-on"])
 def test_toggle_between_forward_and_backward(child: Step, tmp_path: Path, forward_on: bool) -> None:
     """The mixed pair is right in its process and no other process is given it."""
@@ -138,6 +139,7 @@ def test_toggle_between_forward_and_backward(child: Step, tmp_path: Path, forwar
     assert is_hit(child("backward", package=package, enabled=forward_on))
 
 
+@pytest.mark.contract
 def test_our_own_ops(child: Step) -> None:
     off, on = child("quantize", enabled=False), child("quantize", enabled=True)
     off_again, on_again = child("quantize", enabled=False), child("quantize", enabled=True)
