@@ -15,7 +15,7 @@ from inductor_ext.decompositions import fp8_block as reference
 
 from ..registry import register
 from ..validation import FP8_DTYPES, INPUT_DTYPES, check_eps
-from ._alone import cuda_kernel
+from ._alone import own_kernel
 from ._blocks import (
     LAYOUTS,
     ceil_div,
@@ -218,7 +218,7 @@ register(
     lowering=_LOWERINGS + "quantize_fp8_block",
     autograd=None,
     supports=triton_casts_to_fp8,
-    kernel_alone=cuda_kernel,
+    kernel_alone=own_kernel,
     inputs=_inputs,
 )
 register(
@@ -227,7 +227,7 @@ register(
     lowering=_LOWERINGS + "quantize_fp8_block_both",
     autograd=None,
     supports=triton_casts_to_fp8,
-    kernel_alone=cuda_kernel,
+    kernel_alone=own_kernel,
     inputs=_inputs_both,
 )
 register(
@@ -236,6 +236,6 @@ register(
     lowering=_LOWERINGS + "dequantize_fp8_block",
     autograd=None,
     supports=triton_casts_to_fp8,
-    kernel_alone=cuda_kernel,
+    kernel_alone=own_kernel,
     inputs=_inputs_dequantize,
 )

@@ -15,7 +15,7 @@ from inductor_ext.decompositions import mxfp8 as reference
 
 from ..registry import register
 from ..validation import FP8_DTYPES, INPUT_DTYPES
-from ._alone import cuda_kernel
+from ._alone import own_kernel
 from ._blocks import (
     LAYOUTS,
     ceil_div,
@@ -175,7 +175,7 @@ register(
     lowering=_LOWERINGS + "quantize_mxfp8",
     autograd=None,
     supports=triton_casts_to_fp8,
-    kernel_alone=cuda_kernel,
+    kernel_alone=own_kernel,
     inputs=_inputs,
 )
 register(
@@ -184,7 +184,7 @@ register(
     lowering=_LOWERINGS + "quantize_mxfp8_both",
     autograd=None,
     supports=triton_casts_to_fp8,
-    kernel_alone=cuda_kernel,
+    kernel_alone=own_kernel,
     inputs=_inputs_both,
 )
 register(
@@ -193,6 +193,6 @@ register(
     lowering=_LOWERINGS + "dequantize_mxfp8",
     autograd=None,
     supports=triton_casts_to_fp8,
-    kernel_alone=cuda_kernel,
+    kernel_alone=own_kernel,
     inputs=_inputs_dequantize,
 )

@@ -23,7 +23,7 @@ from ..validation import (
     check_scale,
     check_tensor,
 )
-from ._alone import cuda_kernel
+from ._alone import own_kernel
 from ._blocks import (
     LAYOUTS,
     ceil_div,
@@ -273,7 +273,7 @@ register(
     lowering=_LOWERINGS + "quantize_nvfp4",
     autograd=None,
     supports=triton_casts_to_fp8,
-    kernel_alone=cuda_kernel,
+    kernel_alone=own_kernel,
     inputs=_inputs_quantize,
 )
 register(
@@ -282,7 +282,7 @@ register(
     lowering=_LOWERINGS + "quantize_nvfp4_both",
     autograd=None,
     supports=triton_casts_to_fp8,
-    kernel_alone=cuda_kernel,
+    kernel_alone=own_kernel,
     inputs=_inputs_both,
 )
 register(
@@ -291,7 +291,7 @@ register(
     lowering=_LOWERINGS + "amax_hadamard",
     autograd=None,
     supports=triton_casts_to_fp8,
-    kernel_alone=cuda_kernel,
+    kernel_alone=own_kernel,
     inputs=_inputs_amax,
 )
 register(
@@ -300,6 +300,6 @@ register(
     lowering=_LOWERINGS + "dequantize_nvfp4",
     autograd=None,
     supports=triton_casts_to_fp8,
-    kernel_alone=cuda_kernel,
+    kernel_alone=own_kernel,
     inputs=_inputs_dequantize,
 )
