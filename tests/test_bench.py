@@ -9,20 +9,24 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 from inductor_ext import bench, support
 from inductor_ext.bench import kernels
+from inductor_ext.bench.chain_cases import Chain, chains
+from inductor_ext.bench.chains import _tensors
 from inductor_ext.bench.chart import chart
 from inductor_ext.bench.kernel_cases import CASES, Case, inputs
 
 
 def test_chains_are_measured_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept, drawn = tmp_path / "numbers.json", tmp_path / "chart.svg"
-    arguments = ["chains", "--device", "cpu", "--rows", "32", "--columns", "64", "--only", "row"]
+    size = ["--rows", "128", "--columns", "256"]
+    arguments = ["chains", "--device", "cpu", *size, "--only", "row"]
     assert bench.main([*arguments, "--json", str(kept), "--svg", str(drawn)]) == 0
     report = json.loads(kept.read_text())
     assert [row["chain"] for row in report["chains"]] == [
-        "row", "dequantize row", "RMSNorm -> row", "SiLU*mul -> row",
+        "row", "RMSNorm -> row", "residual, RMSNorm -> row", "SiLU*mul -> row", "dequantize row",
     ]  # fmt: skip
     for row in report["chains"]:
         assert min(row["plain_us"], row["compiled_us"], row["eager_us"]) > 0
@@ -30,6 +34,22 @@ def test_chains_are_measured_and_kept(tmp_path: Path, capsys: pytest.CaptureFixt
     assert set(report["environment"]) >= {"device", "torch", "triton", "date"}
     ElementTree.fromstring(drawn.read_text())
     assert "RMSNorm -> row" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("chain", list(chains()), ids=lambda chain: chain.name)
+def test_both_forms_of_a_chain_agree(chain: Chain) -> None:
+    """Ours and the plain formula give nearly the same results, tensor by tensor, and no NaN."""
+    tensors = _tensors(128, 256, torch.device("cpu"))
+    arguments = [tensors[name] for name in chain.inputs]
+    ours, plain = (
+        [t for t in pytree.tree_leaves(form(*arguments)) if isinstance(t, torch.Tensor)]
+        for form in (chain.ours, chain.plain)
+    )
+    for a, b in zip(ours, plain, strict=True):
+        assert a.numel() == b.numel()
+        x, y = a.float().flatten(), b.float().flatten()
+        assert not x.isnan().any()
+        assert float(((x - y).abs() > 0.13 * y.abs() + 1e-6).float().mean()) < 0.01
 
 
 def test_cpu_kernels_are_measured_and_kept(

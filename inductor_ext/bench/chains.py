@@ -1,121 +1,27 @@
-"""Producer -> quantize chains: plain Inductor, ours compiled, ours eager, against the floor.
+"""Measure producer -> quantize chains: plain Inductor, ours compiled, ours eager, and the floor.
 
-The floor counts each input byte and each output byte once, at the speed of a copy measured in
-the same run; ``n`` is the number of elements, so "3n" is 2 bytes read and 1 written per element.
+Shares are of the floor's bytes at the speed of a copy measured in the same run.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import inductor_ext as ixt
 
+from .chain_cases import E4M3, ROW, TENSOR, Chain, chains
 from .chart import chart
 from .environment import environment
 from .timing import copy_bandwidth, device_time, host_time
-
-E4M3 = torch.float8_e4m3fn
-TENSOR, ROW = ixt.FP8(granularity="tensor"), ixt.FP8(granularity="row")
-_Fn = Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class Chain:
-    """A chain of ops: ours, and the same formula in plain PyTorch."""
-
-    name: str
-    floor: int
-    ours: _Fn
-    plain: _Fn
-    inputs: tuple[str, ...]
-    goal: int | None = None
-
-
-def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
-    """Normalize rows as Llama does: fp32 statistics, rounded, times the weight."""
-    v = x.float()
-    normal = v * torch.rsqrt(v.pow(2).mean(-1, keepdim=True) + 1e-6)
-    return normal.to(x.dtype) * weight
-
-
-def _plain_static(x: Tensor, scale: Tensor) -> Tensor:
-    return (x.float() * scale).clamp(-448, 448).to(E4M3)
-
-
-def _plain_current(x: Tensor, amax: Tensor) -> tuple[Tensor, Tensor]:
-    scale = 448.0 / amax.float().clamp(min=1e-12)
-    return (x.float() * scale).clamp(-448, 448).to(E4M3), scale.reciprocal()
-
-
-def _plain_row(x: Tensor) -> tuple[Tensor, Tensor]:
-    return _plain_current(x, x.abs().amax(-1, keepdim=True))
-
-
-def _plain_tensor(x: Tensor) -> tuple[Tensor, Tensor]:
-    return _plain_current(x, x.abs().amax())
-
-
-def _static(x: Tensor, scale: Tensor) -> Tensor:
-    return ixt.quantize(x, TENSOR, scale).codes
-
-
-def _row(x: Tensor) -> tuple[Tensor, Tensor]:
-    return ixt.quantize(x, ROW)[:2]
-
-
-def _tensor(x: Tensor) -> tuple[Tensor, Tensor]:
-    return ixt.quantize(x, TENSOR)[:2]
-
-
-def _swiglu(a: Tensor, b: Tensor) -> Tensor:
-    return F.silu(a) * b
-
-
-def chains() -> Iterator[Chain]:
-    """Yield the chains in the order of the table."""
-    yield Chain("static", 3, _static, _plain_static, ("x", "scale"), 96)
-    yield Chain(
-        "static, with amax", 3,
-        lambda x, s: tuple(ixt.quantize(x, TENSOR, s)),
-        lambda x, s: (_plain_static(x, s), s.reciprocal(), x.abs().amax().float()),
-        ("x", "scale"),
-    )  # fmt: skip
-    yield Chain("row", 3, _row, _plain_row, ("x",), 96)
-    yield Chain("tensor", 5, _tensor, _plain_tensor, ("x",), 93)
-    yield Chain(
-        "dequantize row", 3,
-        lambda q, s: ixt.dequantize((q, s), ROW),
-        lambda q, s: (q.float() * s).to(torch.bfloat16),
-        ("codes", "row_scale"),
-    )  # fmt: skip
-    kinds: tuple[tuple[str, int, _Fn, _Fn, tuple[str, ...], int, int], ...] = (
-        ("static", 3, _static, _plain_static, ("scale",), 94, 95),
-        ("row", 3, _row, _plain_row, (), 92, 93),
-        ("tensor", 5, _tensor, _plain_tensor, (), 90, 88),
-    )
-    for kind, floor, ours, plain, extra, norm_goal, act_goal in kinds:
-        yield Chain(
-            f"RMSNorm -> {kind}", floor,
-            lambda x, w, *s, q=ours: q(rms_norm(x, w), *s),
-            lambda x, w, *s, q=plain: q(rms_norm(x, w), *s),
-            ("x", "weight", *extra), norm_goal,
-        )  # fmt: skip
-        yield Chain(
-            f"SiLU*mul -> {kind}", floor + 2,
-            lambda x, y, *s, q=ours: q(_swiglu(x, y), *s),
-            lambda x, y, *s, q=plain: q(_swiglu(x, y), *s),
-            ("x", "y", *extra), act_goal,
-        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -138,10 +44,11 @@ def _tensors(rows: int, columns: int, device: torch.device) -> dict[str, Tensor]
     torch.manual_seed(0)
     bf16 = {"device": device, "dtype": torch.bfloat16}
     x = torch.randn(rows, columns, **bf16)
-    codes, row_scale = _row(x)
+    codes, row_scale = ixt.quantize(x, ROW)[:2]
     return {
         "x": x,
         "y": torch.randn(rows, columns, **bf16),
+        "z": torch.randn(rows, columns, **bf16),
         "weight": torch.randn(columns, **bf16),
         "scale": torch.tensor(37.5, device=device),
         "codes": codes,
