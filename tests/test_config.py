@@ -58,7 +58,8 @@ def test_environment(tmp_path: Path) -> None:
     )
     assert done.stdout.splitlines() == [
         "{'enabled': True, 'strict': True, 'numerics': 'fast',"
-        " 'disabled_ops': ['a::b', 'inductor_ext::dequantize_fp8'], 'always_lower': False, 'templates': False}",
+        " 'disabled_ops': ['a::b', 'inductor_ext::dequantize_fp8'], 'always_lower': False,"
+        " 'templates': False}",
         "True False",
     ], done.stderr
 
