@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import cases
@@ -294,6 +295,10 @@ def test_places(name: str) -> None:
     assert rounded_ops(function, x, y, y[0]) == expected
 
 
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+
+
+@needs_triton
 @pytest.mark.contract
 @pytest.mark.parametrize("numerics", ["exact", "fast"])
 def test_roundings_are_in_the_one_kernel_on_sm90(numerics: str) -> None:
@@ -361,6 +366,7 @@ def narrow_contractions(ptx: str) -> list[str]:
     return fused + [line for line in sums if products & set(re.findall(r"%\w+", line))]
 
 
+@needs_triton
 @pytest.mark.contract
 def test_nothing_is_inserted_without_an_op_of_ours() -> None:
     x = torch.empty(512, 256, dtype=torch.bfloat16)
