@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
+import calls
 import cases
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from oracle import fp8
 from torch import Tensor
 
 from inductor_ext import registry
-from inductor_ext.testing import require_equal
 
 GROUPS = (32, 64, 128)
 MODES = ("ceil", "floor")
@@ -32,45 +31,10 @@ def reference_of(name: str) -> Callable[..., Any]:
     return registry.contract(f"inductor_ext::{name}").reference
 
 
-@dataclass(frozen=True)
-class Call:
-    """One call of an op and its true result, as CPU tensors."""
+class Call(calls.Call):
+    """A call of a block op; scales for a GEMM are not contiguous."""
 
-    op: str
-    args: tuple[Any, ...]
-    want: tuple[Tensor, ...]
-    label: str = ""
-
-    def on(self, device: str) -> tuple[Any, ...]:
-        return tuple(on_device(a, device) if isinstance(a, Tensor) else a for a in self.args)
-
-    def check(self, got: Any, way: str) -> None:
-        """Compare a result with the oracle's: dtype, shape, strides, and every bit.
-
-        Codes are exact, NaN included; an fp32 NaN keeps no particular payload.
-        """
-        results = got if isinstance(got, tuple) else (got,)
-        constants = [a for a in self.args if not isinstance(a, Tensor)]
-        require_equal(
-            self.op,
-            f"{way} against the oracle",
-            results,
-            self.want,
-            args=self.args,
-            nan_equal=[w.element_size() > 1 for w in self.want],
-            sample=f"{self.label} {constants}",
-            same_device=False,
-        )
-
-
-def on_device(t: Tensor, device: str) -> Tensor:
-    """Copy to a device with the same strides and storage offset."""
-    if device == "cpu":
-        return t
-    storage = torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage()).to(device)
-    return torch.empty(0, dtype=t.dtype, device=device).set_(
-        storage.untyped_storage(), t.storage_offset(), t.shape, t.stride()
-    )
+    contiguous = False
 
 
 # ---- from the oracle's matrices to tensors ----

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import cases
 import numpy as np
 import torch
+from calls import Call
 from oracle import fp8 as oracle
 from torch import Tensor
 
@@ -19,7 +19,6 @@ from inductor_ext.ops.fp8 import (
     quantize_fp8_static,
     quantize_fp8_tensor,
 )
-from inductor_ext.testing import require_equal
 
 OPS: dict[str, Callable[..., Any]] = {
     "static": quantize_fp8_static,
@@ -33,38 +32,8 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "row": decompositions.quantize_fp8_row,
     "dequantize": decompositions.dequantize_fp8,
 }
-# codes are exact, NaN included; an fp32 NaN keeps no particular payload through a division
-NAN_EQUAL = {"static": (False, True, True), "tensor": (False, True), "row": (False, True)}
 OPTIONS: tuple[tuple[float, bool], ...] = ((0.0, False), (0.0, True), (1e-12, False), (1.5, True))
 """(eps, pow2)"""
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of an op and its true result, as CPU tensors."""
-
-    op: str
-    args: tuple[Any, ...]
-    want: tuple[Tensor, ...]
-    label: str = ""
-
-    def on(self, device: str) -> tuple[Any, ...]:
-        return tuple(_copy(a, device) if isinstance(a, Tensor) else a for a in self.args)
-
-    def check(self, got: Any, way: str) -> None:
-        """Compare a result with the oracle's: dtype, shape, strides, and every bit."""
-        results = got if isinstance(got, tuple) else (got,)
-        require_equal(
-            self.op,
-            f"{way} against the oracle",
-            results,
-            self.want,
-            args=self.args,
-            nan_equal=NAN_EQUAL.get(self.op, (True,)),
-            sample=self.label,
-            same_device=False,
-        )
-        assert all(r.is_contiguous() for r in results)
 
 
 def static(x: Tensor, scale: Tensor, target: str, label: str = "") -> Call:
@@ -128,14 +97,4 @@ def _tensors(true: oracle.Quantized, target: str) -> tuple[Tensor, Tensor, Tenso
         cases.from_raw(true.codes, cases.TARGETS[target]),
         cases.f32(true.scale_inv),
         cases.f32(true.amax),
-    )
-
-
-def _copy(t: Tensor, device: str) -> Tensor:
-    """Copy to a device with the same strides and storage offset."""
-    if device == "cpu":
-        return t
-    storage = torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage()).to(device)
-    return torch.empty(0, dtype=t.dtype, device=device).set_(
-        storage.untyped_storage(), t.storage_offset(), t.shape, t.stride()
     )

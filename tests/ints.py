@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
+import calls
 import cases
 import numpy as np
 import torch
-from family import _copy
 from oracle import ints as oracle
 from torch import Tensor
 
@@ -18,7 +17,6 @@ from inductor_ext.decompositions import int4 as int4_reference
 from inductor_ext.decompositions import int8 as int8_reference
 from inductor_ext.decompositions import scaling as scaling_reference
 from inductor_ext.ops import amax, int4, int8, scaling
-from inductor_ext.testing import require_equal
 
 _MODULES = (
     (amax, amax_reference, ("amax", "amax_row")),
@@ -40,34 +38,11 @@ GROUPS = int8.GROUPS
 CODES = {"quantize_int8_tensor", "quantize_int8_row", "quantize_int8_group"}
 
 
-@dataclass(frozen=True)
-class Call:
-    """One call of an op and its true result, as CPU tensors."""
+class Call(calls.Call):
+    """A call of an integer op; nothing that is made from data is ever NaN."""
 
-    op: str
-    args: tuple[Any, ...]
-    want: tuple[Tensor, ...]
-    label: str = ""
-
-    def on(self, device: str) -> tuple[Any, ...]:
-        return tuple(_copy(a, device) if isinstance(a, Tensor) else a for a in self.args)
-
-    def check(self, got: Any, way: str) -> None:
-        """Compare a result with the oracle's: dtype, shape, strides, and every bit."""
-        results = got if isinstance(got, tuple) else (got,)
-        # Nothing that is made from data is ever NaN; a NaN that was given keeps no payload.
-        given = self.op in ("dequantize_int8", "dequantize_int4", "update_fp8_scale")
-        require_equal(
-            self.op,
-            f"{way} against the oracle",
-            results,
-            self.want,
-            args=self.args,
-            nan_equal=given,
-            sample=self.label,
-            same_device=False,
-        )
-        assert all(r.is_contiguous() for r in results)
+    def nan_equal(self) -> bool:
+        return self.op in ("dequantize_int8", "dequantize_int4", "update_fp8_scale")
 
 
 def own(args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
+import calls
 import cases
 import numpy as np
 import torch
-from family import _copy
 from oracle import nvfp4 as oracle
 from oracle.grids import FLT_MAX
 from torch import Tensor
 
 from inductor_ext.decompositions import nvfp4 as decompositions
 from inductor_ext.ops import nvfp4 as ops
-from inductor_ext.testing import require_equal
 
 OPS: dict[str, Callable[..., Any]] = {
     "quantize": ops.quantize_nvfp4,
@@ -35,32 +33,11 @@ RNG = (-0x123456789ABCDEF, 0x7EDCBA9876543210)
 """A seed and an offset whose four words are all different."""
 
 
-@dataclass(frozen=True)
-class Call:
-    """One call of an op and its true result, as CPU tensors."""
+class Call(calls.Call):
+    """A call of an NVFP4 op; only values that are given can be NaN."""
 
-    op: str
-    args: tuple[Any, ...]
-    want: tuple[Tensor, ...]
-    label: str = ""
-
-    def on(self, device: str) -> tuple[Any, ...]:
-        return tuple(_copy(a, device) if isinstance(a, Tensor) else a for a in self.args)
-
-    def check(self, got: Any, way: str) -> None:
-        """Compare a result with the oracle's: dtype, shape, strides, and every bit."""
-        results = got if isinstance(got, tuple) else (got,)
-        require_equal(
-            self.op,
-            f"{way} against the oracle",
-            results,
-            self.want,
-            args=self.args,
-            nan_equal=self.op == "dequantize",  # its NaN keep no particular payload
-            sample=f"{self.label} {self.args[2:]}",
-            same_device=False,
-        )
-        assert all(r.is_contiguous() for r in results)
+    def nan_equal(self) -> bool:
+        return self.op == "dequantize"
 
 
 def matrix(x: Tensor, transposed: bool) -> np.ndarray:

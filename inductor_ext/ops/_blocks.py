@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -60,3 +61,14 @@ def check_result(
     check_same_device(name, scale, "codes", codes)
     if tuple(scale.shape) != shape:
         raise ValueError(f"`{name}` must have the shape {shape}, got {tuple(scale.shape)}")
+
+
+def sample_inputs(
+    device: torch.device, shapes: tuple[tuple[int, ...], ...]
+) -> Iterator[tuple[Tensor, torch.dtype]]:
+    """Yield inputs of each shape and dtype for the harness, with a target."""
+    generator = torch.Generator(device=device).manual_seed(0)
+    for number, shape in enumerate(shapes):
+        for place, dtype in enumerate(INPUT_DTYPES):
+            x = torch.randn(shape, generator=generator, device=device).to(dtype)
+            yield x, FP8_DTYPES[(number + place) % 2]

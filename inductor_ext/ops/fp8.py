@@ -24,6 +24,7 @@ from ..validation import (
     check_tensor,
 )
 from ._alone import cuda_kernel
+from ._devices import cpu_or_nvidia
 from ._library import define
 
 _LOWERINGS = "inductor_ext.lowerings.fp8:"
@@ -111,11 +112,9 @@ dequantize_fp8 = define(
 
 def triton_casts_to_fp8(x: Tensor, *args: Any, **kwargs: Any) -> bool | str:
     """Return whether the lowerings can be compiled for the device of ``x``, or why not."""
-    if x.device.type == "cpu":
-        return True
-    if x.device.type != "cuda" or torch.version.hip is not None:
-        kind = "ROCm" if x.device.type == "cuda" else x.device.type
-        return f"the lowerings are written for the CPU and for CUDA, not for {kind}"
+    answer = cpu_or_nvidia(x)
+    if answer is not True or x.device.type == "cpu":
+        return answer
     capability = torch.cuda.get_device_capability(x.device)
     if capability < (8, 9):
         its = f"sm_{capability[0]}{capability[1]}"

@@ -14,7 +14,7 @@ from torch import Tensor
 from inductor_ext.decompositions import fp8_block as reference
 
 from ..registry import register
-from ..validation import FP8_DTYPES, INPUT_DTYPES, check_eps
+from ..validation import check_eps
 from ._alone import own_kernel
 from ._blocks import (
     LAYOUTS,
@@ -25,6 +25,7 @@ from ._blocks import (
     check_result,
     matrix_shape,
     round_up,
+    sample_inputs,
 )
 from ._library import define
 from .fp8 import triton_casts_to_fp8
@@ -180,17 +181,11 @@ dequantize_fp8_block = define(
 )
 
 
-def _tensors(device: torch.device) -> Iterator[tuple[Tensor, torch.dtype]]:
-    """Yield inputs of several shapes, ragged ends among them, with a target."""
-    generator = torch.Generator(device=device).manual_seed(0)
-    for number, shape in enumerate(((3, 160), (70, 33), (2, 3, 520))):
-        for place, dtype in enumerate(INPUT_DTYPES):
-            x = torch.randn(shape, generator=generator, device=device).to(dtype)
-            yield x, FP8_DTYPES[(number + place) % 2]
+SAMPLES = ((3, 160), (70, 33), (2, 3, 520))
 
 
 def _inputs(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    for number, (x, dtype) in enumerate(_tensors(device)):
+    for number, (x, dtype) in enumerate(sample_inputs(device, SAMPLES)):
         size = BLOCKS[number // 3]
         yield x, dtype, 1, size, False, 0.0, False, ("plain", "gemm")[number % 2]
         yield x, dtype, size, 1, True, 0.0, True, ("gemm", "plain")[number % 2]
@@ -199,14 +194,14 @@ def _inputs(device: torch.device) -> Iterator[tuple[Any, ...]]:
 
 
 def _inputs_both(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    for number, (x, dtype) in enumerate(_tensors(device)):
+    for number, (x, dtype) in enumerate(sample_inputs(device, SAMPLES)):
         layout = ("plain", "gemm")[number // 2 % 2]
         yield x, dtype, BLOCKS[number // 3], number % 2 == 0, 0.0, number % 2 == 1, layout
 
 
 def _inputs_dequantize(device: torch.device) -> Iterator[tuple[Any, ...]]:
     # Blocks in one row only: the harness changes the number of rows, and that of scales with it.
-    for number, (x, dtype) in enumerate(_tensors(device)):
+    for number, (x, dtype) in enumerate(sample_inputs(device, SAMPLES)):
         size, layout = BLOCKS[number // 3], ("plain", "gemm")[number // 3 % 2]
         codes, scale_inv = reference.quantize_fp8_block(x, dtype, 1, size, layout=layout)
         yield codes, scale_inv, 1, size, x.dtype, layout

@@ -14,7 +14,6 @@ from torch import Tensor
 from inductor_ext.decompositions import mxfp8 as reference
 
 from ..registry import register
-from ..validation import FP8_DTYPES, INPUT_DTYPES
 from ._alone import own_kernel
 from ._blocks import (
     LAYOUTS,
@@ -25,6 +24,7 @@ from ._blocks import (
     check_result,
     matrix_shape,
     round_up,
+    sample_inputs,
 )
 from ._library import define
 from .fp8 import triton_casts_to_fp8
@@ -139,17 +139,11 @@ dequantize_mxfp8 = define(
 )
 
 
-def _tensors(device: torch.device) -> Iterator[tuple[Tensor, torch.dtype]]:
-    """Yield inputs of several shapes, ragged ends among them, with a target."""
-    generator = torch.Generator(device=device).manual_seed(0)
-    for number, shape in enumerate(((3, 160), (70, 133), (2, 3, 200))):
-        for place, dtype in enumerate(INPUT_DTYPES):
-            x = torch.randn(shape, generator=generator, device=device).to(dtype)
-            yield x, FP8_DTYPES[(number + place) % 2]
+SAMPLES = ((3, 160), (70, 133), (2, 3, 200))
 
 
 def _inputs(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    for number, (x, dtype) in enumerate(_tensors(device)):
+    for number, (x, dtype) in enumerate(sample_inputs(device, SAMPLES)):
         mode, layout = MODES[number // 2 % 2], LAYOUTS[number % 2]
         yield x, dtype, 1, 32, False, mode, layout
         yield x, dtype, 32, 1, number % 2 == 0, mode, layout
@@ -157,14 +151,14 @@ def _inputs(device: torch.device) -> Iterator[tuple[Any, ...]]:
 
 
 def _inputs_both(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    for number, (x, dtype) in enumerate(_tensors(device)):
+    for number, (x, dtype) in enumerate(sample_inputs(device, SAMPLES)):
         mode, layout = MODES[number // 2 % 2], LAYOUTS[number % 2]
         yield x, dtype, number % 2 == 1, number % 4 < 2, mode, layout
 
 
 def _inputs_dequantize(device: torch.device) -> Iterator[tuple[Any, ...]]:
     # Blocks in one row only: the harness changes the number of rows, and that of scales with it.
-    for x, dtype in _tensors(device):
+    for x, dtype in sample_inputs(device, SAMPLES):
         codes, scales = reference.quantize_mxfp8(x, dtype, 1, 32)
         yield codes, scales, 1, 32, x.dtype
 
