@@ -1,4 +1,4 @@
-// Launchers of the integer kernels; int_ops.cu holds the ops, the other files the kernels.
+// Launchers of the integer kernels; ints.cu holds the ops, the other files the kernels.
 #pragma once
 
 #include "fp8_launch.h"

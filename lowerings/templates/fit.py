@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import torch
 
 from inductor_ext import config
-from inductor_ext._compat import V, ir, lowerings
+from inductor_ext._compat import V, lowerings
 from inductor_ext._neighbours import comes_from_memory
 
+from ..blocks import reshaped, round_up, swapped
 from .formulas import Rule
 from .producer import Producer, run_template
 from .tile import Variant, template
@@ -72,9 +73,7 @@ def quantize_tiles(
 ) -> tuple[Any, ...]:
     """Return (codes, scales) along K, then (codes, scales) along M transposed, those asked for."""
     producer = Producer(x)
-    place = "plain"
-    if layout == "gemm":
-        place = "swizzled" if rule.kind == "mxfp8" else "column-major"
+    place = place_of(rule, layout)
     variant = Variant(rule, along_k, along_m, place)
     cut = _CUTS[group, along_k, along_m]
     code = torch.float8_e5m2 if rule.e5m2 else torch.float8_e4m3fn
@@ -94,7 +93,7 @@ def quantize_tiles(
         [others[name] for name in variant.names()],
         [producer.subgraph()],
         producer.reads(),
-        [_covered(rows, cut, place), columns],
+        [covered_rows(rows, place), columns],
         GROUP=group, REGISTERS=cut.registers, THREADS=cut.threads, BLOCK_K=cut.block_k,
         num_warps=cut.warps,
     )  # fmt: skip
@@ -107,15 +106,22 @@ def quantize_tiles(
     return tuple(results)
 
 
-def _covered(rows: Any, cut: Cut, place: str) -> Any:
-    """Return the rows that tiles must cover: with the padding of swizzled scales."""
-    return -(-rows // 128) * 128 if place == "swizzled" else rows
+def place_of(rule: Rule, layout: str) -> str:
+    """Return where scales go: one of the places of ``tile.PLACES``."""
+    if layout == "plain":
+        return "plain"
+    return "swizzled" if rule.kind == "mxfp8" else "column-major"
+
+
+def covered_rows(rows: Any, place: str) -> Any:
+    """Return the rows that programs must cover: with the padding of swizzled scales."""
+    return round_up(rows, 128) if place == "swizzled" else rows
 
 
 def stored_size(length: Any, blocks: Any, place: str) -> list[Any]:
     """Return the size of a scales' buffer."""
     if place == "swizzled":
-        return [-(-length // 128) * 128, -(-blocks // 4) * 4]
+        return [round_up(length, 128), round_up(blocks, 4)]
     return [blocks, length] if place == "column-major" else [length, blocks]
 
 
@@ -127,20 +133,14 @@ def as_given(codes: Any, scales: Any, x: Any, blocks: Any, place: str) -> tuple[
 
 
 def _matrix(scales: Any, place: str) -> Any:
-    if place == "column-major":
-        return ir.TensorBox(ir.PermuteView.create(scales.data, [1, 0]))
-    return scales
+    return swapped(scales) if place == "column-major" else scales
 
 
 def _shaped(matrix: Any, size: Sequence[Any]) -> Any:
-    view = lowerings[torch.ops.aten.view.default]
-    return matrix if len(size) == 2 else view(matrix, list(size))
+    return matrix if len(size) == 2 else reshaped(matrix, size)
 
 
 def empty(x: Any, size: Sequence[Any], dtype: torch.dtype) -> Any:
-    empty = lowerings[torch.ops.aten.empty_strided.default]
-    strides, step = [], 1
-    for extent in reversed(size):
-        strides.append(step)
-        step *= extent
-    return empty(list(size), strides[::-1], dtype=dtype, device=x.get_device())
+    """Return a contiguous buffer of ``size`` on the device of ``x``, for a template to fill."""
+    make = lowerings[torch.ops.aten.empty_strided.default]
+    return make(list(size), None, dtype=dtype, device=x.get_device())

@@ -8,7 +8,7 @@ import torch
 
 from inductor_ext._compat import V
 
-from .fit import as_given, empty, may_use_template, stored_size
+from .fit import as_given, covered_rows, empty, may_use_template, place_of, stored_size
 from .formulas import Rule
 from .inside import KEEP, hand_over, steps_of, substitute
 from .producer import Producer, buffers_read, run_template
@@ -39,9 +39,7 @@ def quantize_rows(x: Any, rule: Rule, group: int, layout: str) -> tuple[Any, Any
     steps = steps_of(producer)
     if all(step.kind == KEEP for step in steps):
         return None  # no row needed: tiles
-    place = "plain"
-    if layout == "gemm":
-        place = "swizzled" if rule.kind == "mxfp8" else "column-major"
+    place = place_of(rule, layout)
     width = max(1 << (k - 1).bit_length(), group)
     names = [step.name for step in steps]
     subgraphs = [producer.subgraph(substitute(step.element, names)) for step in steps]
@@ -57,7 +55,7 @@ def quantize_rows(x: Any, rule: Rule, group: int, layout: str) -> tuple[Any, Any
         [codes, *kept],
         subgraphs,
         reads,
-        [-(-producer.rows // 128) * 128 if place == "swizzled" else producer.rows],
+        [covered_rows(producer.rows, place)],
         COLUMNS=k, WIDTH=width, GROUP=group, ROWS_EACH=rows_each,
         num_warps=min(16, max(1, rows_each * width // 2048)),
     )  # fmt: skip

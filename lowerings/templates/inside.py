@@ -12,6 +12,7 @@ computes it on the way and stores it; the buffer becomes an allocation that the 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -49,7 +50,7 @@ def steps_of(producer: Producer) -> list[Step]:
     for buffer in producer.reads():
         _collect(buffer, producer, found)
     steps = list(found.values())
-    ours = all_are_ours(steps, V.graph.current_node) and not _read_already(steps)
+    ours = _all_are_ours(steps, V.graph.current_node) and not _read_already(steps)
     return steps if ours else []
 
 
@@ -73,7 +74,7 @@ def _statistic(data: Any, producer: Producer) -> tuple[str | None, Expression | 
     kind = _KINDS.get((data.reduction_type, getattr(data, "output_index", 0)))
     ranges = list(data.ranges)
     whole = len(data.reduction_ranges) == 1 and _equal(data.reduction_ranges[0], producer.columns)
-    if kind is None or not whole or not _equal(_product(ranges), producer.rows):
+    if kind is None or not whole or not _equal(math.prod(ranges), producer.rows):
         return None, None
 
     def element(index: Sequence[Any]) -> Any:
@@ -87,7 +88,7 @@ def _kept(buffer: Any, data: Any, producer: Producer) -> tuple[str | None, Expre
     """Return an elementwise buffer of the matrix's size, in the order of the matrix."""
     size, inner = list(data.ranges), data.inner_fn
     same = size and _equal(size[-1], producer.columns)
-    if not same or not _equal(_product(size[:-1]), producer.rows):
+    if not same or not _equal(math.prod(size[:-1]), producer.rows):
         return None, None
     kinds = (torch.float32, torch.bfloat16, torch.float16)
     if buffer.get_dtype() not in kinds or not buffer.get_layout().is_contiguous():
@@ -145,7 +146,7 @@ def _read_already(steps: Sequence[Step]) -> bool:
     return any(not kept.isdisjoint(operation.get_read_names()) for operation in others)
 
 
-def all_are_ours(steps: Iterable[Step], needed: torch.fx.Node) -> bool:
+def _all_are_ours(steps: Iterable[Step], needed: torch.fx.Node) -> bool:
     """Return whether the template of ``needed`` can be the one that computes all the buffers.
 
     A statistic must be for ``needed`` and what is kept, and nothing else.  What is kept may have
@@ -219,13 +220,6 @@ def _unflatten(row: Any, sizes: Sequence[Any]) -> list[Any]:
     if index:
         index[-1] = FloorDiv(row, step // sizes[0])
     return index[::-1]
-
-
-def _product(sizes: Sequence[Any]) -> Any:
-    product: Any = 1
-    for size in sizes:
-        product = product * size
-    return product
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -23,9 +23,9 @@ from inductor_ext._compat import (
     autotune_select_algorithm,
     extract_read_writes,
     ir,
-    lowerings,
 )
 
+from ..blocks import as_matrix
 from ..vocabulary import Expression, load_f32
 
 # The template's variables for the position of an element in the matrix (M, K).
@@ -45,9 +45,7 @@ class Producer:
         *leading, self.columns = x.get_size()
         self.rows = sympy.prod(leading)
         self.device, self.dtype = x.get_device(), x.get_dtype()
-        view = lowerings[torch.ops.aten.view.default]
-        matrix = x if len(leading) == 1 else view(x, [self.rows, self.columns])
-        self.load = load_f32(matrix)
+        self.load = load_f32(as_matrix(x))
 
     def subgraph(self, expression: Expression | None = None) -> Any:
         """Return the code of an element at (ROW, COLUMN), in fp32, as ``modification`` takes it.
