@@ -56,6 +56,7 @@ SYMBOLS: dict[str, str] = {
     "SimplifyIndexing": "torch._inductor.sizevars:SimplifyIndexing",
     "InductorChoices": "torch._inductor.choices:InductorChoices",
     "ReductionHint": "torch._inductor.runtime.hints:ReductionHint",
+    "Grid2DWithYZOverflow": "torch._inductor.runtime.triton_heuristics:Grid2DWithYZOverflow",
     # Dynamo.
     "compile_lock": "torch._dynamo.convert_frame:compile_lock",
     "counters": "torch._dynamo.utils:counters",

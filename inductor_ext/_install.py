@@ -16,6 +16,7 @@ import torch
 from torch._ops import OpOverload
 
 from . import _cache_key, _compat, _state
+from ._grids import wrap_grid_of_planes
 from ._pairs import wrap_post_passes
 from ._rounding import wrap_joint_passes
 from ._schedule import wrap_persistent_choice
@@ -150,6 +151,7 @@ def _forget_fallback(op: OpOverload) -> Callable[[], None]:
 def _install_globals() -> None:
     _global_entries.append(_wrap_partitioner_lists())
     _global_entries.append(wrap_persistent_choice(_is_lowered))
+    _global_entries.append(wrap_grid_of_planes())
     _global_entries.append(_install_rounding())
     _global_entries.append(wrap_joint_passes(_is_lowered))
     _global_entries.append(wrap_post_passes())

@@ -84,7 +84,7 @@ def insert_roundings(graph: Graph, is_ours: Callable[[Any], bool]) -> int:
             continue
         if isinstance(node.meta.get("val"), torch.Tensor) and not _is_narrow(node):
             continue  # wider, an integer or a truth value: no rounding to make up for
-        if _is_exact_constant(node) or _schema_name(node) in _CHOOSING:
+        if _round_constant(node) or _schema_name(node) in _CHOOSING:
             continue
         unrounded.add(node)
         if not _is_narrow(node):  # several results; each is a node of its own
@@ -148,16 +148,21 @@ def _is_narrow(node: Node) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype in _NARROW
 
 
-def _is_exact_constant(node: Node) -> bool:
-    """Return whether the node fills a tensor with a number that its dtype has."""
+def _round_constant(node: Node) -> bool:
+    """Round the number that the node fills a tensor with; return whether there is one.
+
+    In the graph itself, since Inductor undoes casts of constants there and back.
+    """
     name = _schema_name(node)
     if name not in _CONSTANTS:
         return False
-    number = node.args[0 if name == "aten::scalar_tensor" else 1]
+    place = 0 if name == "aten::scalar_tensor" else 1
+    number = node.args[place]
     if not isinstance(number, (int, float)):
         return False
-    there = torch.tensor(number, dtype=node.meta["val"].dtype).item()
-    return there == number or (there != there and number != number)
+    exact = torch.tensor(number, dtype=node.meta["val"].dtype).item()
+    node.update_arg(place, exact)
+    return True
 
 
 def _may_contract(node: Node, users: list[Node]) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import inductor_ext as ixt
-from inductor_ext import config, registry
+from inductor_ext import _compat, config, registry
 from inductor_ext.decompositions import fp8 as reference
 from inductor_ext.testing import running
 
@@ -140,3 +140,15 @@ def test_export_can_decompose_to_the_reference() -> None:
     assert torch.ops.inductor_ext.quantize_fp8_row.default not in targets
     assert torch.ops.inductor_ext.dequantize_fp8.default in targets
     assert torch.equal(program.module()(x), row(x))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 1000, 65535 * 16, 65535 * 16 + 1])
+def test_a_grid_of_planes(rows: int) -> None:
+    """No rows are no blocks: torch 2.11 and 2.12 divide by them; else the grid is PyTorch's."""
+    with config.patch(enabled=True):
+        grid = _compat.Grid2DWithYZOverflow({})
+        grid.generate({"XBLOCK": 32, "YBLOCK": 16})
+        x, y, z = grid.eval_slow({"xnumel": 100, "ynumel": rows})
+    blocks = -(-rows // 16)
+    assert (x, z) == (4, -(-blocks // 65535))
+    assert y == (-(-blocks // z) if z else 0)

@@ -282,7 +282,7 @@ PLACES: dict[str, tuple[Fn, list[str]]] = {
     "wider by promotion": (lambda x, y, w: row(torch.maximum(x * y, y.float())), ["mul"]),
     "its bits": (lambda x, y, w: row((x * y).view(torch.int16).float()), ["mul"]),
     "constant of the dtype": (lambda x, y, w: row(torch.where(y > 0, x, 0.5) * y), []),
-    "constant that is rounded": (lambda x, y, w: row(torch.where(y > 0, x, 0.1) * y), ["where"]),
+    "constant that is rounded": (lambda x, y, w: row(torch.where(y > 0, x, 0.1) * y), []),
     "several results": (lambda x, y, w: row(torch.add(*(x * y).chunk(2))), ["getitem"] * 2),
 }  # fmt: skip
 
@@ -293,6 +293,19 @@ def test_places(name: str) -> None:
     function, expected = PLACES[name]
     x, y = torch.randn(64, 64).bfloat16(), torch.randn(64, 64).bfloat16()
     assert rounded_ops(function, x, y, y[0]) == expected
+
+
+def test_a_constant_is_rounded_in_the_graph() -> None:
+    """Inductor computes with the number itself, and undoes casts of it."""
+
+    def chain(x: Tensor, _: Tensor, w: Tensor) -> Any:
+        return row(torch.full_like(x, 0.1) * x + w)
+
+    x = torch.randn(64, 64).half()
+    graph = make_fx(chain, tracing_mode="fake")(x, x, x).graph
+    assert insert_roundings(graph, lambda target: target is quantize_fp8_row) == 1
+    (full,) = graph.find_nodes(op="call_function", target=torch.ops.aten.full_like.default)
+    assert full.args[1] == 0.0999755859375
 
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")

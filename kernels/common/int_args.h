@@ -59,14 +59,6 @@ inline void check_whole_groups(int64_t columns, int64_t group) {
        hint);
 }
 
-inline std::string shape_text(const std::vector<int64_t>& shape) {
-  std::ostringstream text;
-  text << "(";
-  for (size_t i = 0; i < shape.size(); ++i) text << (i ? ", " : "") << shape[i];
-  text << (shape.size() == 1 ? ",)" : ")");
-  return text.str();
-}
-
 // t.shape[:-1] with another last size.
 inline std::vector<int64_t> with_columns(const Tensor& t, int64_t columns) {
   const auto sizes = t.sizes();

@@ -24,14 +24,6 @@ struct Fp4Shape {
   int64_t scale_cols() const { return gemm ? round_up(blocks, kSwizzleCols) : blocks; }
 };
 
-inline std::string sizes_text(const int64_t* sizes, int64_t rank) {
-  std::ostringstream text;
-  text << "(";
-  for (int64_t i = 0; i < rank; ++i) text << (i ? ", " : "") << sizes[i];
-  text << (rank == 1 ? ",)" : ")");
-  return text.str();
-}
-
 inline bool fp4_layout(const std::string& layout) {
   IXT_CHECK(layout == "plain" || layout == "gemm",
             "`layout` must be \"plain\" or \"gemm\", got \"", layout, "\"");
@@ -62,8 +54,7 @@ inline bool fp4_amax_per_row(const Tensor& amax, const char* name, const Tensor&
   }
   bool ok = sizes.size() == expected.size();
   for (size_t i = 0; ok && i < expected.size(); ++i) ok = sizes[i] == expected[i];
-  IXT_CHECK(ok, "`", name, "` must have one element or the shape ",
-            sizes_text(expected.data(), static_cast<int64_t>(expected.size())), ", ",
+  IXT_CHECK(ok, "`", name, "` must have one element or the shape ", shape_text(expected), ", ",
             shape.transposed ? "an amax for each column of `" : "a scale for each row of `", x_name,
             "`, got ", shape_text(amax));
   return true;
@@ -157,8 +148,7 @@ inline Fp4Shape fp4_codes_shape(const Tensor& codes, const Tensor& scales, int64
   const auto sizes = scales.sizes();
   bool ok = sizes.size() == expected.size();
   for (size_t i = 0; ok && i < expected.size(); ++i) ok = sizes[i] == expected[i];
-  IXT_CHECK(ok, "`scales` must have the shape ",
-            sizes_text(expected.data(), static_cast<int64_t>(expected.size())), ", got ",
+  IXT_CHECK(ok, "`scales` must have the shape ", shape_text(expected), ", got ",
             shape_text(scales));
   return shape;
 }

@@ -12,11 +12,12 @@
 
 #include <array>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 #include <cstdint>
-#include <sstream>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "box.h"
@@ -33,11 +34,22 @@ using torch::stable::Tensor;
     if (__builtin_expect(!(cond), 0)) ::ixt::fail(__VA_ARGS__); \
   } while (0)
 
+// No streams: their numbers go through the locale's facets, and where a process holds two C++
+// runtimes (one of them linked into some other library) those may be the other one's.
+inline std::string text_of(const std::string& part) { return part; }
+template <typename Integer, typename = std::enable_if_t<std::is_integral_v<Integer>>>
+std::string text_of(Integer part) {
+  return std::to_string(part);
+}
+inline std::string text_of(double part) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%g", part);
+  return text;
+}
+
 template <typename... Parts>
 [[noreturn]] __attribute__((noinline, cold)) void fail(const Parts&... parts) {
-  std::ostringstream message;
-  ((message << parts), ...);
-  throw std::runtime_error(message.str());
+  throw std::runtime_error((std::string() + ... + text_of(parts)));
 }
 
 // libtorch's own dtype numbers, asked once (they may differ from those of the headers).
@@ -85,11 +97,9 @@ inline std::string dtype_name(int32_t code) {
 
 template <typename Sizes>
 std::string shape_text(const Sizes& sizes) {
-  std::ostringstream text;
-  text << "(";
-  for (size_t i = 0; i < sizes.size(); ++i) text << (i ? ", " : "") << sizes[i];
-  text << (sizes.size() == 1 ? ",)" : ")");
-  return text.str();
+  std::string text = "(";
+  for (size_t i = 0; i < sizes.size(); ++i) text += (i ? ", " : "") + std::to_string(sizes[i]);
+  return text + (sizes.size() == 1 ? ",)" : ")");
 }
 
 inline std::string shape_text(const Tensor& t) { return shape_text(t.sizes()); }

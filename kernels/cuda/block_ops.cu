@@ -113,10 +113,7 @@ void check_scales(const Tensor& codes, const Tensor& scales, const char* name, i
   bool same = sizes.size() == shape.size();
   for (size_t i = 0; same && i < shape.size(); ++i) same = sizes[i] == shape[i];
   if (same) return;
-  std::ostringstream text;
-  for (size_t i = 0; i < shape.size(); ++i) text << (i ? ", " : "") << shape[i];
-  fail("`", name, "` must have the shape (", text.str(), shape.size() == 1 ? ",)" : ")", ", got ",
-       shape_text(scales));
+  fail("`", name, "` must have the shape ", shape_text(shape), ", got ", shape_text(scales));
 }
 
 std::vector<int64_t> scale_shape(const Tensor& codes, int64_t rows, int64_t cols, BlockShape block,
