@@ -1,0 +1,93 @@
+"""A Llama layer whose linear layers take FP8: what the plugin is for, in one function.
+
+The norms, the rotary embedding and the activation are plain PyTorch, as in a user's model; the
+quantizations and the matrix products are ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import inductor_ext as ixt
+
+from .chain_cases import rms_norm, swiglu
+
+ROW = ixt.FP8(granularity="row")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Width, heads (of queries, of keys and values), width of the feed-forward part."""
+
+    width: int
+    heads: int
+    key_heads: int
+    inner: int
+
+    @property
+    def head(self) -> int:
+        """Width of a head."""
+        return self.width // self.heads
+
+    @property
+    def projections(self) -> dict[str, tuple[int, int]]:
+        """(outputs, inputs) of each linear layer."""
+        together = (self.heads + 2 * self.key_heads) * self.head
+        return {
+            "qkv": (together, self.width),
+            "out": (self.width, self.width),
+            "gate_up": (2 * self.inner, self.width),
+            "down": (self.width, self.inner),
+        }
+
+
+LLAMA_8B = Sizes(4096, 32, 8, 14336)
+
+
+def parameters(sizes: Sizes, device: torch.device) -> dict[str, Tensor]:
+    """Return random bf16 weights, quantized once by rows: NAME and NAME_scale; and the norms'."""
+    bf16 = {"device": device, "dtype": torch.bfloat16}
+    made = {name: torch.rand(sizes.width, **bf16) for name in ("attention_norm", "mlp_norm")}
+    for name, shape in sizes.projections.items():
+        codes, scale = ixt.quantize(torch.randn(shape, **bf16) * shape[1] ** -0.5, ROW)[:2]
+        made |= {name: codes, f"{name}_scale": scale}
+    return made
+
+
+def rotary(tokens: int, head: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines, bf16 (tokens, head)."""
+    frequency = 5e5 ** (-torch.arange(0, head, 2, device=device) / head)
+    angle = torch.outer(torch.arange(tokens, device=device).float(), frequency).repeat(1, 2)
+    return angle.cos().bfloat16(), angle.sin().bfloat16()
+
+
+def layer(x: Tensor, cos: Tensor, sin: Tensor, p: dict[str, Tensor], sizes: Sizes) -> Tensor:
+    """Return the layer's result for ``x`` (batch, tokens, width), bf16."""
+    batch, tokens, width = x.shape
+    qkv = _linear(rms_norm(x, p["attention_norm"]), p, "qkv")
+    qkv = qkv.view(batch, tokens, -1, sizes.head).transpose(1, 2)
+    q, k, v = qkv.split([sizes.heads, sizes.key_heads, sizes.key_heads], 1)
+    attended = F.scaled_dot_product_attention(
+        _rotate(q, cos, sin), _rotate(k, cos, sin), v, is_causal=True, enable_gqa=True
+    )
+    x = x + _linear(attended.transpose(1, 2).reshape(batch, tokens, width), p, "out")
+    gate, up = _linear(rms_norm(x, p["mlp_norm"]), p, "gate_up").chunk(2, -1)
+    return x + _linear(swiglu(gate, up), p, "down")
+
+
+def _linear(x: Tensor, p: dict[str, Tensor], name: str) -> Tensor:
+    codes, scale = ixt.quantize(x.flatten(0, -2), ROW)[:2]
+    weight, weight_scale = p[name], p[f"{name}_scale"]
+    product = torch.ops.inductor_ext.scaled_mm(
+        codes, weight.t(), scale, weight_scale.t(), None, x.dtype, True
+    )
+    return product.view(*x.shape[:-1], -1)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat((-second, first), -1) * sin
