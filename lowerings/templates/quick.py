@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from inductor_ext._compat import WrapperHandler, inductor_config, ops
+from inductor_ext._compat import WrapperHandler, inductor_config
 
 # A quarter of both keeps the reciprocal of a large divisor a normal number: no bit is lost.
 _OVER_AT_LEAST_ONE = (
