@@ -59,16 +59,16 @@ CODES = """    codes = tl.reshape(<codes>, (ROWS_EACH, <width>)).to(<type>)
 SCALES = """    row, rows, columns = m, M, <columns>
     column = (<first_group> + tl.arange(0, <groups>))[None, :]
     <place>
-    fits = tl.broadcast_to((row < rows) & (column < columns), scale.shape)
-    scale = tl.broadcast_to(tl.where(m_inside, scale, 0), fits.shape).to(<type>)
-    idx_0 = <idx_0>
-    idx_1 = <idx_1>
-    {{store_output(("idx_0", "idx_1"), "scale", "fits", indent_width=4,
+    fits<p> = tl.broadcast_to((row < rows) & (column < columns), scale.shape)
+    scale<p> = tl.broadcast_to(tl.where(m_inside, scale, 0), fits<p>.shape).to(<type>)
+    idx_first<p> = <first>
+    idx_second<p> = <second>
+    {{store_output(("idx_first<p>", "idx_second<p>"), "scale<p>", "fits<p>", indent_width=4,
                    val_shape=("ROWS_EACH", "<groups>"))}}
 """
 AMAX = """    bits = amax.to(tl.int32, bitcast=True)
-    column = tl.zeros((1, 1), tl.int32)
-    {{store_output(("m", "column"), "bits", "m_inside", indent_width=4,
+    idx_k = tl.zeros((1, 1), tl.int32)
+    {{store_output(("idx_m", "idx_k"), "bits", "m_inside", indent_width=4,
                    val_shape=("ROWS_EACH", "1"))}}
 """
 MAX_PIECES, LEAST_PIECE = 3, 1024
@@ -138,12 +138,12 @@ def template(variant: Variant) -> Any:
             source += _fill(GROUPED, element=_inside(variant, p), width=piece.width)
             source += f"    {scale_text(variant.rule)}\n"
             source += _codes(variant, p, "groups", "[:, :, None]")
-            source += _scales(variant, piece.offset // variant.group, piece.width // variant.group)
+            source += _scales(variant, p, piece.offset // variant.group, piece.width // variant.group)
     else:
         source += _row_amax(variant) + f"    {scale_text(variant.rule)}\n"
         for p in range(len(variant.pieces)):
             source += _codes(variant, p, f"element{p}", "")
-        source += _scales(variant, 0, 1)
+        source += _scales(variant, 0, 0, 1)
     # Last: a store in between would have the row loaded again.
     for number, (kind, stored) in enumerate(variant.steps):
         source += _fill(KEEP_ROW, n=number) if stored and kind != KEEP else ""
@@ -195,9 +195,9 @@ def _codes(variant: Variant, p: int, values: str, each: str) -> str:
     return _fill(CODES, codes=codes, type=type_, p=p, width=variant.pieces[p].width)
 
 
-def _scales(variant: Variant, first_group: int, groups: int) -> str:
+def _scales(variant: Variant, p: int, first_group: int, groups: int) -> str:
     assert variant.rule is not None
-    idx_0, idx_1 = PLACES[variant.place]
+    first, second = PLACES[variant.place]
     return _fill(
         SCALES,
         columns="tl.cdiv(K, GROUP)" if variant.group else "1",
@@ -205,8 +205,9 @@ def _scales(variant: Variant, first_group: int, groups: int) -> str:
         groups=groups,
         place=SWIZZLE if variant.place == "swizzled" else "",
         type=variant.rule.scale_type,
-        idx_0=idx_0,
-        idx_1=idx_1,
+        p=p,
+        first=first,
+        second=second,
     )
 
 
