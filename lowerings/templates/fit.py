@@ -95,7 +95,7 @@ def quantize_tiles(
         producer.reads(),
         [covered_rows(rows, place), columns],
         GROUP=group, REGISTERS=cut.registers, THREADS=cut.threads, BLOCK_K=cut.block_k,
-        num_warps=cut.warps,
+        WHOLE=is_whole(rows, cut, place), num_warps=cut.warps,
     )  # fmt: skip
     results: list[Any] = []
     if along_k:
@@ -104,6 +104,12 @@ def quantize_tiles(
     if along_m:
         results += [others["CODES_M"], _matrix(last, place)]
     return tuple(results)
+
+
+def is_whole(rows: Any, cut: Cut, place: str) -> bool:
+    """Return whether no program is known to have rows beyond the last."""
+    block = max(cut.registers * cut.threads, 128 if place == "swizzled" else 1)
+    return bool(V.graph.sizevars.statically_known_multiple_of(rows, block))
 
 
 def place_of(rule: Rule, layout: str) -> str:

@@ -68,10 +68,39 @@ def scale_text(rule: Rule) -> str:
             f"scale = ixt_e8m0(amax, {rule.e5m2}, {rule.floor})\n"
             "    multiplier = ixt_e8m0_inverse(scale)"
         )
-    largest = 57344.0 if rule.e5m2 else 448.0
     return (
-        f"multiplier = ixt_scale(amax, {largest}, {rule.eps!r}, {rule.limit!r}, {rule.pow2})\n"
-        "    scale = ixt_div(tl.full(amax.shape, 1.0, tl.float32), multiplier)"
+        f"multiplier, scale = "
+        f"ixt_scales(amax, {rule.e5m2}, {rule.eps!r}, {rule.limit!r}, {rule.pow2})"
+    )
+
+
+def _scales(pow2: bool) -> str:
+    """Return PTX of scale ($0) and its inverse ($1) from amax ($2), largest ($3), its inverse
+    ($4) and limit ($5), every quotient rounded to nearest.
+
+    For amax from 2^-100 to 2^100 there is no branch.  A reciprocal within two ulp, one step of
+    Newton and a fused remainder give the quotient; amax / largest and two such steps the inverse:
+    right for all 2^23 mantissas, tried one by one.  The rest (0, NaN, infinity among it) divides.
+    """
+    mask = "and.b32 q, q, 0xFF800000;"
+    return (
+        "{ .reg .f32 q, i, r, e, n; .reg .b32 x; .reg .pred p, o;"
+        " mov.b32 x, $2; sub.u32 x, x, 0x0D800000; setp.le.u32 p, x, 0x64000000;"
+        " neg.f32 n, $2; rcp.approx.ftz.f32 r, $2;"
+        " fma.rn.f32 e, n, r, 0f3F800000; fma.rn.f32 r, e, r, r;"
+        " mul.rn.f32 q, r, $3; fma.rn.f32 e, n, q, $3; fma.rn.f32 q, e, r, q;"
+        + (
+            f" {mask} sub.s32 i, 0x7F000000, q;"
+            if pow2
+            else " neg.f32 n, q; mul.rn.f32 i, $2, $4;"
+            " fma.rn.f32 e, n, i, 0f3F800000; fma.rn.f32 i, e, i, i;"
+            " fma.rn.f32 e, n, i, 0f3F800000; fma.rn.f32 i, e, i, i;"
+        )
+        + " @p bra DONE; mov.f32 q, 0f3F800000; mov.f32 i, q;"
+        " setp.gt.f32 o, $2, 0f00000000; setp.lt.and.f32 o, $2, 0f7F800000, o; @!o bra DONE;"
+        f" div.rn.f32 q, $3, $2; min.f32 q, q, $5; {mask if pow2 else ''}"
+        " div.rn.f32 i, 0f3F800000, q;"
+        " DONE: mov.f32 $0, q; mov.f32 $1, i; }"
     )
 
 
@@ -89,15 +118,9 @@ def codes_text(rule: Rule, values: str, each: str) -> str:
 # The arithmetic is docs/formats.md's; kernels/common/{fp8,mxfp8}.h hold the same for C++ and CUDA.
 FORMULAS = """
 @triton.jit
-def ixt_div(a, b):
-    return tl.inline_asm_elementwise(
-        "div.rn.f32 $0, $1, $2;", "=f,f,f", [a, b], dtype=tl.float32, is_pure=True, pack=1)
-
-@triton.jit
 def ixt_amax(x, AXIS: tl.constexpr):
     # the maximum of a number and NaN is the number, that of NaNs alone becomes 0
-    amax = tl.max(tl.abs(x), AXIS)
-    return tl.where(amax == amax, amax, 0.0)
+    return tl.maximum(tl.max(tl.abs(x), AXIS), 0.0)
 
 @triton.jit
 def ixt_e8m0(amax, E5M2: tl.constexpr, FLOOR: tl.constexpr):
@@ -113,16 +136,24 @@ def ixt_e8m0_inverse(e):
     return tl.maximum((254 - e) << 23, 0x400000).to(tl.float32, bitcast=True)
 
 @triton.jit
-def ixt_scale(
-    amax, LARGEST: tl.constexpr, EPS: tl.constexpr, LIMIT: tl.constexpr, POW2: tl.constexpr
+def ixt_scales(
+    amax, E5M2: tl.constexpr, EPS: tl.constexpr, LIMIT: tl.constexpr, POW2: tl.constexpr
 ):
     if EPS > 0.0:
         amax = tl.where(amax < EPS, EPS, amax)
-    scale = ixt_div(tl.full(amax.shape, LARGEST, tl.float32), amax)
-    scale = tl.where(scale == float("inf"), LIMIT, scale)
+    largest = tl.full(amax.shape, 57344.0 if E5M2 else 448.0, tl.float32)
+    inverse = tl.full(amax.shape, INVERSE_57344 if E5M2 else INVERSE_448, tl.float32)
+    limit = tl.full(amax.shape, LIMIT, tl.float32)
     if POW2:
-        scale = (scale.to(tl.int32, bitcast=True) & -0x800000).to(tl.float32, bitcast=True)
-    return tl.where((amax > 0.0) & (amax < float("inf")), scale, 1.0)
+        return tl.inline_asm_elementwise(
+            "SCALES_POW2",
+            "=f,=f,f,f,f,f", [amax, largest, inverse, limit],
+            dtype=(tl.float32, tl.float32), is_pure=True, pack=1)
+    else:
+        return tl.inline_asm_elementwise(
+            "SCALES",
+            "=f,=f,f,f,f,f", [amax, largest, inverse, limit],
+            dtype=(tl.float32, tl.float32), is_pure=True, pack=1)
 
 @triton.jit
 def ixt_int8_scale(amax):
@@ -150,3 +181,8 @@ def ixt_pack4(a, b, c, d, E5M2: tl.constexpr):
             " cvt.rn.satfinite.e4m3x2.f32 h, $4, $3; mov.b32 $0, {l, h}; }",
             "=r,f,f,f,f", [a, b, c, d], dtype=tl.int32, is_pure=True, pack=1)
 """
+for _word, _text in {
+    "SCALES_POW2": _scales(pow2=True), "SCALES": _scales(pow2=False),
+    "INVERSE_57344": "1.743861685099546e-05", "INVERSE_448": "0.0022321429569274187",
+}.items():  # fmt: skip
+    FORMULAS = FORMULAS.replace(_word, _text)

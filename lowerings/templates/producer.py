@@ -28,6 +28,7 @@ from inductor_ext._compat import (
 
 from ..blocks import as_matrix
 from ..vocabulary import Expression, load_f32, load_unrounded
+from .quick import quick
 
 # The template's variables for the position of an element in the matrix (M, K).
 ROW = sympy.Symbol("idx_m", integer=True, nonnegative=True)
@@ -60,7 +61,7 @@ class Producer:
 
         def element(_: Sequence[Any]) -> Any:
             # What is read has its strides fixed; what is substituted needs none.
-            handler = SimplifyIndexing(_constants(V.ops), ranges)
+            handler = SimplifyIndexing(_constants(quick(V.ops)), ranges)
             with _any_layout(), V.set_ops_handler(handler):
                 return load([ROW, COLUMN])
 
