@@ -13,7 +13,7 @@ from .fit import as_given, covered_rows, empty, may_use_template, place_of, stor
 from .formulas import Rule
 from .inside import STATISTICS, Step, hand_over, steps_of, substitute
 from .producer import Producer, buffers_read, run_template
-from .row import Variant, pieces_of, template
+from .row import Variant, cut, pieces_of, template
 
 MAX_WIDTH = 16384
 
@@ -97,7 +97,7 @@ def _run(
     reads = _all_reads(producer, elements, set(names))
     k = int(producer.columns)
     kinds = tuple((step.kind, step.stored) for step in steps)
-    rows_each, warps = _cut(k)
+    rows_each, warps = cut(k)
     return run_template(
         template(Variant(rule, group, kinds, pieces_of(k), place)),
         main,
@@ -107,12 +107,6 @@ def _run(
         [covered_rows(producer.rows, place)],
         COLUMNS=k, ALIGNED=math.gcd(k, 16), GROUP=group, ROWS_EACH=rows_each, num_warps=warps,
     )  # fmt: skip
-
-
-def _cut(columns: int) -> tuple[int, int]:
-    """Return the rows of a program and its warps: 64 elements a thread, rows of 1024 at least."""
-    rows = max(1, 1024 // columns)
-    return 1 << (rows.bit_length() - 1), min(16, 1 << max(0, (columns - 1) // 2048).bit_length())
 
 
 def _all_reads(producer: Producer, elements: list[Any], inside: set[str]) -> list[Any]:

@@ -8,7 +8,6 @@ loads are the same in all of it, so the row is read once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -71,7 +70,6 @@ AMAX = """    bits = amax.to(tl.int32, bitcast=True)
     {{store_output(("idx_m", "idx_k"), "bits", "m_inside", indent_width=4,
                    val_shape=("ROWS_EACH", "1"))}}
 """
-MAX_PIECES, LEAST_PIECE = 3, 1024
 
 
 class Piece(NamedTuple):
@@ -106,17 +104,36 @@ class Variant(NamedTuple):
 
 
 def pieces_of(columns: int) -> tuple[Piece, ...]:
-    """Return the parts of a row of ``columns``."""
+    """Return the parts of a row, none shorter than an eighth of it or 512."""
+    least = max(512, _power_of_two(columns) // 8)
     found: list[Piece] = []
     at = 0
     while at < columns:
         left = columns - at
         width = 1 << (left.bit_length() - 1)
-        if width < left and (width <= LEAST_PIECE or len(found) == MAX_PIECES - 1):
+        if width < left and width <= least:
             width *= 2
+        if found:
+            width = max(width, least)
         found.append(Piece(at, width, width > left))
         at += width
     return tuple(found)
+
+
+def cut(columns: int) -> tuple[int, int]:
+    """Return the rows of a program and its warps, as measured on an H200.
+
+    Some 64 elements a thread, and 16 neighbours a thread in every piece: as many codes as one
+    store takes; with fewer in one piece Triton moves the others through shared memory.
+    """
+    rows = max(1, 1024 // _power_of_two(columns))
+    least = min(piece.width for piece in pieces_of(columns))
+    return rows, min(max(1, least // 512), max(1, _power_of_two(columns) // 2048))
+
+
+def _power_of_two(number: int) -> int:
+    """Return the smallest power of two that is not less."""
+    return 1 << (number - 1).bit_length()
 
 
 @cache
@@ -167,26 +184,42 @@ def _step(variant: Variant, number: int) -> str:
         )
     else:
         text = "".join(_element(variant, number, p) for p in count)
-        total = _total(_inside(variant, p) for p in count)
+        total = _total(variant, [_inside(variant, p) for p in count])
         if kind == MOMENT:
             text += f"    center = {total} / K\n"
             for p in count:
                 text += f"    element{p} = element{p} - center\n"
                 text += f"    apart{p} = {_inside(variant, p)}\n"
-            total = _total(f"apart{p} * apart{p}" for p in count)
+            total = _total(variant, [f"apart{p} * apart{p}" for p in count])
         text += f"    step{number} = {total}{' / K' if kind == MEAN else ''}\n"
     return text
 
 
-def _total(parts: Iterable[str]) -> str:
-    return "(" + " + ".join(f"tl.sum({part}, 1)" for part in parts) + ")[:, None]"
+def _total(variant: Variant, parts: list[str]) -> str:
+    """Return the sum of a row: pieces first folded onto each other, so that threads meet once."""
+    if len(parts) == 1:
+        return f"tl.sum({parts[0]}, 1)[:, None]"
+    return f"tl.sum({' + '.join(_folded(variant, parts, 'tl.sum'))}, 1)[:, None]"
 
 
 def _row_amax(variant: Variant) -> str:
-    text = f"    amax = ixt_amax({_inside(variant, 0)}, 1)\n"
-    for p in range(1, len(variant.pieces)):
-        text += f"    amax = tl.maximum(amax, ixt_amax({_inside(variant, p)}, 1))\n"
-    return text + "    amax = amax[:, None]\n"
+    parts = [_inside(variant, p) for p in range(len(variant.pieces))]
+    if len(parts) > 1:
+        parts = _folded(variant, [f"tl.abs({part})" for part in parts], "tl.max")
+    text = f"    amax = {parts[0]}\n"
+    for part in parts[1:]:
+        text += f"    amax = tl.maximum(amax, {part})\n"
+    return text + "    amax = ixt_amax(amax, 1)[:, None]\n"
+
+
+def _folded(variant: Variant, parts: list[str], reduce: str) -> list[str]:
+    """Return the parts reduced to the width of the least."""
+    least = min(piece.width for piece in variant.pieces)
+    shapes = [f"(ROWS_EACH, {piece.width // least}, {least})" for piece in variant.pieces]
+    return [
+        f"{reduce}(tl.reshape({part}, {shape}), 1)"
+        for part, shape in zip(parts, shapes, strict=True)
+    ]
 
 
 def _codes(variant: Variant, p: int, values: str, each: str) -> str:
