@@ -110,6 +110,8 @@ def _module(kernel: str, folder: Path, name: str) -> Any:
     for function in ("pack4", "scales"):
         pattern = rf"@triton\.jit\ndef ixt_{function}.*?(?=\n@triton|\Z)"
         text = re.sub(pattern, "", text, flags=re.S)
+    divide = "@triton.jit\ndef ixt_div(a, b):\n    return a / b\n"
+    text = re.sub(r"@triton\.jit\ndef ixt_div.*?(?=\n@triton|\Z)", divide, text, flags=re.S)
     quotient = r"tl\.inline_asm_elementwise\('[^']*rcp[^']*', '[^']*', \[(\w+), (\w+)\][^)]*\)"
     text = re.sub(quotient, r"(\1 / \2)", text)
     text = re.sub(r"codes = (.*)\.to\(tl\.float8e4nv\)", r"codes = _to_e4m3(\1)", text)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from .fit import cut_for, quantize_tiles
-from .fit_row import quantize_rows
+from .fit_row import amax_of_rows, quantize_rows
 from .formulas import Rule
 
-__all__ = ["Rule", "quantize"]
+__all__ = ["Rule", "amax_of_rows", "quantize", "quantize_rows"]
 
 
 def quantize(

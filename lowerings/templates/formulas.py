@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
+
 
 class Rule(NamedTuple):
     """How a block's amax becomes its scale and multiplier, and what its codes are.
 
     Attributes:
-        kind: "mxfp8" (e8m0 scales) or "fp8" (fp32 scales).
+        kind: "mxfp8" (e8m0 scales), "fp8" or "int8" (fp32 scales).
         e5m2: whether codes are float8_e5m2 instead of float8_e4m3fn.
         floor: MXFP8's mode "floor" instead of "ceil".
         eps, limit, pow2: FP8's current scaling; ``limit`` replaces an infinite scale.
@@ -25,12 +27,28 @@ class Rule(NamedTuple):
     @property
     def name(self) -> str:
         """Return a word for kernel names."""
+        if self.kind == "int8":
+            return "int8"
         return f"{self.kind}_{'e5m2' if self.e5m2 else 'e4m3'}"
 
     @property
     def code_type(self) -> str:
         """Return Triton's name of the codes' type."""
+        if self.kind == "int8":
+            return "tl.int8"
         return "tl.float8e5" if self.e5m2 else "tl.float8e4nv"
+
+    @property
+    def codes(self) -> torch.dtype:
+        """Return the codes' type."""
+        if self.kind == "int8":
+            return torch.int8
+        return torch.float8_e5m2 if self.e5m2 else torch.float8_e4m3fn
+
+    @property
+    def scales(self) -> torch.dtype:
+        """Return the stored scales' type."""
+        return torch.uint8 if self.kind == "mxfp8" else torch.float32
 
     @property
     def scale_type(self) -> str:
@@ -39,7 +57,12 @@ class Rule(NamedTuple):
 
 
 def scale_text(rule: Rule) -> str:
-    """Return the lines that make ``multiplier`` and the ``scale`` to store from ``amax``."""
+    """Return the lines that make ``multiplier`` and the ``scale`` to store from ``amax``.
+
+    INT8 divides by the scale itself.
+    """
+    if rule.kind == "int8":
+        return "scale = ixt_int8_scale(amax)"
     if rule.kind == "mxfp8":
         return (
             f"scale = ixt_e8m0(amax, {rule.e5m2}, {rule.floor})\n"
@@ -81,8 +104,24 @@ def _scales(pow2: bool) -> str:
     )
 
 
+def codes_text(rule: Rule, values: str, each: str) -> str:
+    """Return the expression of the codes of ``values``, yet to be cast to their type.
+
+    Args:
+        each: the subscript that makes a scale one for each of its elements.
+    """
+    if rule.kind == "int8":
+        return f"ixt_int8({values}, scale{each})"
+    return f"{values} * multiplier{each}"
+
+
 # The arithmetic is docs/formats.md's; kernels/common/{fp8,mxfp8}.h hold the same for C++ and CUDA.
 FORMULAS = """
+@triton.jit
+def ixt_div(a, b):
+    return tl.inline_asm_elementwise(
+        "div.rn.f32 $0, $1, $2;", "=f,f,f", [a, b], dtype=tl.float32, is_pure=True, pack=1)
+
 @triton.jit
 def ixt_amax(x, AXIS: tl.constexpr):
     # the maximum of a number and NaN is the number, that of NaNs alone becomes 0
@@ -120,6 +159,18 @@ def ixt_scales(
             "SCALES",
             "=f,=f,f,f,f,f", [amax, largest, inverse, limit],
             dtype=(tl.float32, tl.float32), is_pure=True, pack=1)
+
+@triton.jit
+def ixt_int8_scale(amax):
+    largest = tl.minimum(amax, 3.4028234663852886e+38)
+    return tl.maximum(ixt_div(largest, tl.full(amax.shape, 127.0, tl.float32)), 2.0**-126)
+
+@triton.jit
+def ixt_int8(x, scale):
+    quotient = ixt_div(x, tl.broadcast_to(scale, x.shape))
+    quotient = tl.minimum(tl.maximum(tl.where(x == x, quotient, 0.0), -127.0), 127.0)
+    # to the nearest integer, half to even: the grid of fp32 at 1.5 * 2^23
+    return (quotient + 12582912.0) - 12582912.0
 
 @triton.jit
 def ixt_pack4(a, b, c, d, E5M2: tl.constexpr):
