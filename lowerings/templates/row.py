@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from inductor_ext._compat import TritonTemplate
 
 from .formulas import FORMULAS, Rule, codes_text, scale_text
-from .inside import KEEP, MEAN, MOMENT, ROW, SUM
+from .inside import KEEP, MEAN, MOMENT, ROW
 from .tile import PLACES, SWIZZLE
 
 HEAD = """
@@ -123,8 +123,9 @@ def pieces_of(columns: int) -> tuple[Piece, ...]:
 def cut(columns: int, *, statistics: bool) -> tuple[int, int]:
     """Return the rows of a program and its warps, as measured on an H200.
 
-    Some 64 elements a thread, 32 where no statistic has the threads wait for each other, and 16 neighbours a thread in every piece: as many codes as one
-    store takes; with fewer in one piece Triton moves the others through shared memory.
+    Some 64 elements a thread, 32 where no statistic has the threads wait for each other.  And 16
+    neighbours a thread in every piece, as many codes as one store takes: with fewer in one piece
+    Triton moves the others through shared memory.
     """
     rows = max(1, 1024 // _power_of_two(columns))
     least = min(piece.width for piece in pieces_of(columns))
