@@ -26,7 +26,7 @@ _RESULT = re.compile(r"return \((.*?), ?\)\n")
 _PRELUDE = """import triton
 import triton.language as tl
 from torch._inductor.runtime import triton_helpers
-from interpreter import _round_bf16, _to_e4m3, _to_e5m2, _pack4 as ixt_pack4
+from interpreter import _round_bf16, _stored, _to_e4m3, _to_e5m2, _pack4 as ixt_pack4
 from interpreter import _scales as ixt_scales
 """
 
@@ -60,6 +60,12 @@ def _round_bf16(x: Any) -> Any:
     import triton.language as tl
 
     return _tensor(_values(x).bfloat16().float().numpy(), tl.float32)
+
+
+def _stored(x: Any, pointer: Any) -> Any:
+    import triton.language as tl
+
+    return _round_bf16(x) if pointer.dtype.element_ty == tl.bfloat16 else x
 
 
 def _codes(x: Any, dtype: torch.dtype) -> Tensor:
@@ -116,7 +122,7 @@ def _module(kernel: str, folder: Path, name: str) -> Any:
     text = re.sub(quotient, r"(\1 / \2)", text)
     text = re.sub(r"codes = (.*)\.to\(tl\.float8e4nv\)", r"codes = _to_e4m3(\1)", text)
     text = re.sub(r"codes = (.*)\.to\(tl\.float8e5\)", r"codes = _to_e5m2(\1)", text)
-    text = re.sub(r"(\w+)\.to\(KEPT_\d+\.dtype\.element_ty\)", r"_round_bf16(\1)", text)
+    text = re.sub(r"(\w+)\.to\((KEPT_\d+)\.dtype\.element_ty\)", r"_stored(\1, \2)", text)
     text = re.sub(r"(\w+) = (\w+)\.to\(tl\.bfloat16\)", r"\1 = _round_bf16(\2)", text)
     text = text.replace("libdevice.", "tl.math.")
     file = folder / f"{name}.py"
