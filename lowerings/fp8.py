@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from inductor_ext import config
-from inductor_ext._compat import ops
+from inductor_ext._compat import V, ops
+from inductor_ext._neighbours import has_fusible_user
 
+from . import templates
 from .vocabulary import (
     F32,
     Expression,
@@ -22,6 +24,7 @@ from .vocabulary import (
     load_f32,
     load_unrounded,
     pointwise,
+    pointwise_backwards,
     rounded,
     saturate_cast,
     stored,
@@ -56,6 +59,10 @@ def quantize_fp8_row(
 ) -> tuple[Any, Any]:
     """Lower ``inductor_ext::quantize_fp8_row``."""
     limit = torch.finfo(x.get_dtype()).max
+    rule = templates.Rule("fp8", dtype == torch.float8_e5m2, eps=eps, limit=limit, pow2=pow2)
+    fused = templates.quantize_rows(x, rule, 0)
+    if fused is not None:
+        return fused  # type: ignore[no-any-return]
     return _current(x, dtype, eps, pow2, limit, rowwise=True)
 
 
@@ -87,7 +94,7 @@ def _current(
     if rowwise:
         amax = amax_of_rows(x, with_codes=device.type != "cpu")
     else:
-        amax = amax_of_all(x, with_codes=False)
+        amax = amax_of_all(x, with_codes=False, rows=templates.amax_of_rows(x))
 
     def scale_of(index: Sequence[Any]) -> Any:
         return current_scale(amax.load(index), dtype, eps, pow2, limit, device)
@@ -97,7 +104,7 @@ def _current(
     inverse = pointwise(
         x, F32, amax.get_size(), lambda index: div_rn(f32(1.0), load_scale(index), device)
     )
-    return _codes(x, value, scale, dtype), inverse
+    return _codes(x, value, scale, dtype, second_pass=not rowwise), inverse
 
 
 def current_scale(
@@ -116,7 +123,14 @@ def current_scale(
     return ops.where(ordinary, scale, f32(1.0))
 
 
-def _codes(x: Any, value: Expression, scale: Any, dtype: torch.dtype) -> Any:
+def _codes(
+    x: Any, value: Expression, scale: Any, dtype: torch.dtype, *, second_pass: bool = False
+) -> Any:
+    """Return the codes.
+
+    Args:
+        second_pass: whether a pass over all of ``x`` comes before this one.
+    """
     multiplier, device = _scale_of(x, scale), x.get_device()
 
     def product(index: Sequence[Any]) -> Any:
@@ -126,9 +140,12 @@ def _codes(x: Any, value: Expression, scale: Any, dtype: torch.dtype) -> Any:
         # As a node of its own: the C++ back end then takes fp32's vector length for the loop, for
         # which it has a vectorized conversion to FP8; at bf16's length it converts one by one.
         product = stored(pointwise(x, F32, x.get_size(), product)).make_loader()
-    return pointwise(
-        x, dtype, x.get_size(), lambda index: saturate_cast(product(index), dtype, device)
+    again = second_pass and device.type != "cpu" and len(x.get_size()) > 1
+    # Backwards, nothing could be fused behind it.
+    make = (
+        pointwise_backwards if again and not has_fusible_user(V.graph.current_node) else pointwise
     )
+    return make(x, dtype, x.get_size(), lambda i: saturate_cast(product(i), dtype, device))
 
 
 def _has_row_scale(x: Any, scale: Any) -> bool:

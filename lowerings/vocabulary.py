@@ -149,6 +149,28 @@ def pointwise(like: Any, dtype: torch.dtype, size: Sequence[Any], expression: Ex
     )
 
 
+def pointwise_backwards(
+    like: Any, dtype: torch.dtype, size: Sequence[Any], expression: Expression
+) -> Any:
+    """Return a stored tensor (*, K) of which the last rows are computed first.
+
+    What a pass over the rows before it read last is in the L2 cache still, and read from there.
+    """
+    *rows, _ = size
+
+    def backwards(index: Sequence[Any]) -> list[Any]:
+        return [*(n - 1 - i for n, i in zip(rows, index, strict=False)), index[-1]]
+
+    scatter = ir.Scatter(
+        device=like.get_device(),
+        dtype=dtype,
+        inner_fn=lambda index: expression(backwards(index)),
+        ranges=list(size),
+        output_indexer=backwards,
+    )
+    return stored(ir.TensorBox.create(scatter))
+
+
 def known_equal(size: Any, value: int) -> bool:
     """Return whether a size is known to be ``value`` while compiling (symbols may not be)."""
     return bool(V.graph.sizevars.statically_known_equals(size, value))
@@ -179,12 +201,20 @@ def amax_of_rows(x: Any, *, with_codes: bool) -> Amax:
     return Amax(x, _max(x, element, [*rows, 1], [columns]), needs_rounding)
 
 
-def amax_of_all(x: Any, *, with_codes: bool) -> Amax:
+def amax_of_all(x: Any, *, with_codes: bool, rows: Any = None) -> Amax:
     """Return max |x| over everything, NaN skipped, 0-d.
+
+    Args:
+        with_codes: whether the codes come from the same pass over ``x``; see :class:`Amax`.
+        rows: the bits of each row's amax before rounding, where a template has taken them.
 
     Rows first, then their maxima: the first pass then fuses with whatever else walks the rows of
     ``x`` (its producer, the quantization), and the second is tiny.
     """
+    if rows is not None:
+        load, lengths = rows.make_loader(), list(rows.get_size())
+        reduced = _max(rows, lambda index, reduction: load(reduction), [], lengths)
+        return Amax(x, reduced, _needs_rounding(x))
     size = list(x.get_size())
     if any(known_equal(extent, 0) for extent in size):
         return Amax(x, stored(pointwise(x, F32, (), lambda index: f32(0.0))), False)
