@@ -184,7 +184,7 @@ def test_sampled_shapes() -> None:
 
 
 def test_a_layer_is_compiled_and_timed(capsys: pytest.CaptureFixture[str]) -> None:
-    """What ``bench layer`` starts for each rival; that of plain PyTorch needs a GPU, ours does not."""
+    """What ``bench layer`` starts for each rival; that of plain PyTorch needs a GPU."""
     layer.child("ours", "cpu", "16")
     measured = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert set(measured) == {"compile_s", "us"}
