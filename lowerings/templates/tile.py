@@ -16,10 +16,15 @@ from inductor_ext._compat import TritonTemplate
 
 from .formulas import FORMULAS, Rule, scale_text
 
-HEAD = """
+ORDER = """
     tiles_k = tl.cdiv(K, BLOCK_K)
     tile_m = tl.program_id(0) // tiles_k
     tile_k = tl.program_id(0) % tiles_k
+"""
+ELEMENT = """
+    {{modification(subgraph_number=0, output_name="element") | indent_except_first(1)}}
+"""
+HEAD = """
     BLOCK_M: tl.constexpr = REGISTERS * THREADS
     number = tl.arange(0, BLOCK_M)
     m = tile_m * BLOCK_M + (number % THREADS) * REGISTERS + number // THREADS
@@ -27,7 +32,7 @@ HEAD = """
     inside = tl.full((BLOCK_M, 1), True, tl.int1) if WHOLE else (m < M)[:, None]
     idx_m = tl.minimum(m, M - 1).to(INDEX_DTYPE)[:, None]
     idx_k = k[None, :]
-    {{modification(subgraph_number=0, output_name="element") | indent_except_first(1)}}
+{element}
     x = tl.where(inside, tl.broadcast_to(element, (BLOCK_M, BLOCK_K)), 0.0)
 """
 ALONG_K = """
