@@ -12,9 +12,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from inductor_ext import bench, support
-from inductor_ext.bench import kernels
+from inductor_ext.bench import kernels, shapes
 from inductor_ext.bench.chain_cases import Chain, chains
-from inductor_ext.bench.chains import _tensors
+from inductor_ext.bench.chains import tensors
 from inductor_ext.bench.chart import chart
 from inductor_ext.bench.kernel_cases import CASES, Case, inputs
 
@@ -39,8 +39,8 @@ def test_chains_are_measured_and_kept(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize("chain", list(chains()), ids=lambda chain: chain.name)
 def test_both_forms_of_a_chain_agree(chain: Chain) -> None:
     """Ours and the plain formula give nearly the same results, tensor by tensor, and no NaN."""
-    tensors = _tensors(128, 256, torch.device("cpu"))
-    arguments = [tensors[name] for name in chain.inputs]
+    values = tensors(128, 256, torch.device("cpu"))
+    arguments = [values[name] for name in chain.inputs]
     ours, plain = (
         [t for t in pytree.tree_leaves(form(*arguments)) if isinstance(t, torch.Tensor)]
         for form in (chain.ours, chain.plain)
@@ -168,6 +168,26 @@ def test_chart_has_a_bar_for_each_number_and_a_line_for_each_goal() -> None:
     labels = [element.text for element in svg.iter() if element.tag.endswith("text")]
     assert labels.count("a -> b") == 2
     assert "98" in labels
+
+
+def test_sampled_shapes() -> None:
+    """Sixty of them, the same every time, every chain at one of them, and none that is huge."""
+    cases = list(shapes.sample())
+    assert cases == list(shapes.sample())
+    assert len(cases) == 60
+    assert {case.chain for case in cases} == {chain.name for chain in chains()}
+    assert {case.columns % 128 for case in cases} == {0, 64}
+    assert min(case.rows for case in cases) < 8
+    assert max(case.rows for case in cases) > 8192
+    assert all(case.rows * case.columns <= shapes.MOST_ELEMENTS for case in cases)
+    assert all(case.columns % 128 == 0 for case in cases if "128" in case.chain)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without one")
+@pytest.mark.parametrize("suite", ["shapes", "layer"])
+def test_suites_that_need_a_gpu_say_so(suite: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main([suite]) == 2
+    assert f"bench {suite} needs a GPU" in capsys.readouterr().out
 
 
 def test_unknown_suite_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

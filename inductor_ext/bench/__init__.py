@@ -13,9 +13,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m inductor_ext bench", description=__doc__)
     parser.add_argument(
         "suite",
-        choices=["chains", "kernels", "cpu"],
-        help="what to measure: producers and quantize ops as one graph; every eager kernel against"
-        " a copy; or the CPU kernels against their formula",
+        choices=["chains", "shapes", "layer", "kernels", "cpu"],
+        help="what to measure: producers and quantize ops as one graph; 60 of those at other"
+        " shapes; a Llama layer, compile time included; every eager kernel against a copy; or the"
+        " CPU kernels against their formula",
     )
     parser.add_argument("--rows", type=int, help="rows (chains: 16384, on a CPU 2048; cpu: 4096)")
     parser.add_argument(
@@ -35,6 +36,7 @@ def main(argv: list[str] | None = None) -> int:
         "--json", metavar="FILE", help="where to keep the numbers (default: bench-SUITE.json)"
     )
     parser.add_argument("--svg", metavar="FILE", help="draw the bandwidth chart (chains)")
+    parser.add_argument("--jobs", type=int, default=8, help="processes that compile (shapes)")
     parser.add_argument("--threads", type=int, help="threads of PyTorch (cpu; default: its own)")
     parser.add_argument("--rounds", type=int, default=50, help="turns of each rival (cpu)")
     parser.add_argument("--seconds", type=float, default=20.0, help="at most for a line (cpu)")

@@ -40,7 +40,8 @@ class Row:
     goal_percent: int | None
 
 
-def _tensors(rows: int, columns: int, device: torch.device) -> dict[str, Tensor]:
+def tensors(rows: int, columns: int, device: torch.device) -> dict[str, Tensor]:
+    """Return what the chains take, random, by name."""
     torch.manual_seed(0)
     bf16 = {"device": device, "dtype": torch.bfloat16}
     x = torch.randn(rows, columns, **bf16)
@@ -119,12 +120,12 @@ def run(arguments: argparse.Namespace) -> int:
     )
     titles = ("chain", "floor", "floor us", "plain Inductor", "ours compiled", "ours eager")
     table = Table(*titles, "goal")
-    tensors = _tensors(rows, columns, device)
+    inputs = tensors(rows, columns, device)
     measured: list[Row] = []
     for chain in chains():
         if arguments.only not in chain.name:
             continue
-        row = _measure(chain, tensors, speed)
+        row = _measure(chain, inputs, speed)
         measured.append(row)
         console.print(f"  {row.chain}: {row.compiled_us} us, {row.compiled_percent} %", style="dim")
         table.add_row(

@@ -1,11 +1,12 @@
 """A Llama layer whose linear layers take FP8: what the plugin is for, in one function.
 
 The norms, the rotary embedding and the activation are plain PyTorch, as in a user's model; the
-quantizations and the matrix products are ours.
+quantizations and the matrix products are ours, or for comparison plain PyTorch too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 import inductor_ext as ixt
 
-from .chain_cases import rms_norm, swiglu
+from .chain_cases import plain_row, rms_norm, swiglu
 
 ROW = ixt.FP8(granularity="row")
 
@@ -65,27 +66,48 @@ def rotary(tokens: int, head: int, device: torch.device) -> tuple[Tensor, Tensor
     return angle.cos().bfloat16(), angle.sin().bfloat16()
 
 
-def layer(x: Tensor, cos: Tensor, sin: Tensor, p: dict[str, Tensor], sizes: Sizes) -> Tensor:
-    """Return the layer's result for ``x`` (batch, tokens, width), bf16."""
-    batch, tokens, width = x.shape
-    qkv = _linear(rms_norm(x, p["attention_norm"]), p, "qkv")
-    qkv = qkv.view(batch, tokens, -1, sizes.head).transpose(1, 2)
-    q, k, v = qkv.split([sizes.heads, sizes.key_heads, sizes.key_heads], 1)
-    attended = F.scaled_dot_product_attention(
-        _rotate(q, cos, sin), _rotate(k, cos, sin), v, is_causal=True, enable_gqa=True
-    )
-    x = x + _linear(attended.transpose(1, 2).reshape(batch, tokens, width), p, "out")
-    gate, up = _linear(rms_norm(x, p["mlp_norm"]), p, "gate_up").chunk(2, -1)
-    return x + _linear(swiglu(gate, up), p, "down")
+Linear = Callable[[Tensor, dict[str, Tensor], str], Tensor]
 
 
-def _linear(x: Tensor, p: dict[str, Tensor], name: str) -> Tensor:
+def fp8_linear(x: Tensor, p: dict[str, Tensor], name: str) -> Tensor:
+    """Return ``x`` times the named weight: rows quantized by our ops, our matrix product."""
     codes, scale = ixt.quantize(x.flatten(0, -2), ROW)[:2]
     weight, weight_scale = p[name], p[f"{name}_scale"]
     product = torch.ops.inductor_ext.scaled_mm(
         codes, weight.t(), scale, weight_scale.t(), None, x.dtype, True
     )
     return product.view(*x.shape[:-1], -1)
+
+
+def plain_linear(x: Tensor, p: dict[str, Tensor], name: str) -> Tensor:
+    """Return the same by PyTorch's own ops."""
+    codes, scale = plain_row(x.flatten(0, -2))
+    weight, weight_scale = p[name], p[f"{name}_scale"]
+    product = torch._scaled_mm(
+        codes, weight.t(), scale, weight_scale.t(), out_dtype=x.dtype, use_fast_accum=True
+    )
+    return product.view(*x.shape[:-1], -1)
+
+
+def layer(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    p: dict[str, Tensor],
+    sizes: Sizes,
+    linear: Linear = fp8_linear,
+) -> Tensor:
+    """Return the layer's result for ``x`` (batch, tokens, width), bf16."""
+    batch, tokens, width = x.shape
+    qkv = linear(rms_norm(x, p["attention_norm"]), p, "qkv")
+    qkv = qkv.view(batch, tokens, -1, sizes.head).transpose(1, 2)
+    q, k, v = qkv.split([sizes.heads, sizes.key_heads, sizes.key_heads], 1)
+    attended = F.scaled_dot_product_attention(
+        _rotate(q, cos, sin), _rotate(k, cos, sin), v, is_causal=True, enable_gqa=True
+    )
+    x = x + linear(attended.transpose(1, 2).reshape(batch, tokens, width), p, "out")
+    gate, up = linear(rms_norm(x, p["mlp_norm"]), p, "gate_up").chunk(2, -1)
+    return x + linear(swiglu(gate, up), p, "down")
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ __global__ void __launch_bounds__(kThreads)
     *out = value;
     return;
   }
+  pdl_wait();  // it is zero
   auto* bits = reinterpret_cast<int*>(out);
   const int mine = __float_as_int(value);
   // The look before the update keeps most blocks off the one address.
@@ -69,19 +70,20 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename T, int N>
-void run(const Rows& x, bool whole, float* amax, cudaStream_t stream) {
+void run(const Rows& x, bool whole, float* amax, Target target) {
   const auto* data = static_cast<const T*>(x.tensor.const_data_ptr());
   const int64_t vectors = x.cols / N;
   if (!whole && vectors <= kWarp * kUnroll) {
     constexpr int64_t rows = kThreads / kWarp;
-    launch(amax_short_rows<T, N>, (x.rows + rows - 1) / rows, kThreads, stream, false, data, amax,
-           x.rows, x.cols, x.stride);
+    launch(amax_short_rows<T, N>, (x.rows + rows - 1) / rows, kThreads, target.stream, false,
+           data, amax, x.rows, x.cols, x.stride);
     return;
   }
   constexpr int64_t tile = kThreads * kUnroll;
   const int64_t tiles = std::max<int64_t>(1, (vectors + tile - 1) / tile);
-  launch(amax_tiles<T, N>, x.rows * tiles, kThreads, stream, false, data, amax, x.cols, x.stride,
-         tiles, whole);
+  const bool overlap = (whole || tiles > 1) && can_overlap(target.device, amax_tiles<T, N>);
+  launch(amax_tiles<T, N>, x.rows * tiles, kThreads, target.stream, overlap, data, amax, x.cols,
+         x.stride, tiles, whole);
 }
 
 }  // namespace
@@ -96,13 +98,13 @@ void launch_amax(const Rows& x, bool whole, float* amax, Float in, Target target
                       (x.rows == 1 || x.stride % N == 0);
     const bool shared = whole || x.cols / (wide ? N : 1) > kThreads * kUnroll;
     if (shared || x.cols == 0) {
-      check_cuda(cudaMemsetAsync(amax, 0, results * sizeof(float), target.stream), "memset");
+      launch_clear(amax, results, target);
     }
     if (x.rows == 0 || x.cols == 0) return;
     if (wide) {
-      run<T, N>(x, whole, amax, target.stream);
+      run<T, N>(x, whole, amax, target);
     } else {
-      run<T, 1>(x, whole, amax, target.stream);
+      run<T, 1>(x, whole, amax, target);
     }
   });
 }

@@ -1,10 +1,8 @@
-// Dequantize codes with a scale a block: a few rows x 8 columns a thread, with one scale a row or
-// one a column; a warp takes 256 columns.
+// Dequantize codes with a scale a block: as one long row where scales lie in lines, else a few rows
+// x 8 columns a thread, with one scale a row or one a column; a warp then takes 256 columns.
 //
 // Loading the scales of a warp's rows by one lane each and passing them on by shuffles was slower
 // by 4 %, and so were 2 or 8 rows a thread.
-#include <algorithm>
-
 #include "block_scale.cuh"
 #include "fp8_device.cuh"
 #include "tile_device.cuh"
@@ -59,41 +57,106 @@ __device__ __forceinline__ uint2 load_codes(const uint8_t* __restrict__ codes, i
   return {word[0], word[1]};
 }
 
-// PerColumn: the rows of a thread share the scales of their 8 columns; else the columns share one a
-// row. No block ends between the rows of a thread.
-template <bool PerColumn>
-constexpr int kRows = PerColumn ? 8 : 4;
+// The warps of a block lie side by side, a thread takes 4 rows with a scale each.
+constexpr int kRows = 4;
 
-template <bool PerColumn, ScaleForm form, int N>
+template <ScaleForm form>
 __device__ __forceinline__ void load_scales(const DequantizeArgs& a, int64_t row, int64_t col,
-                                            int count, uint32_t (&stored)[N]) {
+                                            int rows, uint32_t (&stored)[kRows]) {
   const int64_t block_row = block_index(row, a.block_m);
-  const int64_t block_col = block_index(col, a.block_k);
+  const int64_t k = block_index(col, a.block_k);
 #pragma unroll
-  for (int i = 0; i < N; ++i) {
-    const int64_t m = !PerColumn && a.block_m == 1 ? row + i : block_row;
-    const int64_t k = PerColumn ? col + i : block_col;
-    const int64_t line = a.lines_are_columns ? k : m * a.line_step;
-    stored[i] = i < count ? load_scale<form>(a.scales, line, a.lines_are_columns ? m : k) : 0;
+  for (int i = 0; i < kRows; ++i) {
+    const int64_t m = a.block_m == 1 ? row + i : block_row;
+    stored[i] = i < rows ? load_scale<form>(a.scales, m * a.line_step, k) : 0;
   }
 }
 
-// The e8m0 scales of 8 columns at once.
+template <typename T, typename Format>
+__global__ void __launch_bounds__(kDequantizeThreads)
+    dequantize_rows(const __grid_constant__ DequantizeArgs a, uint32_t tiles_k, int warps_k,
+                    bool wide) {
+  const int warp = threadIdx.x / kWarp;
+  const uint32_t tile_m = blockIdx.x / tiles_k;
+  const uint32_t tile_k = blockIdx.x - tile_m * tiles_k;
+  const int64_t row = (int64_t{tile_m} * (kWarps / warps_k) + warp / warps_k) * kRows;
+  const int64_t col = (int64_t{tile_k} * warps_k + warp % warps_k) * kWarpCols +
+                      threadIdx.x % kWarp * kPatch;
+  const int rows = static_cast<int>(min(a.rows - row, int64_t{kRows}));
+  const int cols = static_cast<int>(min(a.cols - col, int64_t{kPatch}));
+  if (rows <= 0 || cols <= 0) return;
+  const int64_t at = row * a.cols + col;
+  uint2 codes[kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    codes[i] = uint2{0, 0};
+    if (i < rows) codes[i] = load_codes(a.codes + at + i * a.cols, cols, wide);
+  }
+  uint32_t stored[kRows];
+  const ScaleForm form = a.scales.form;
+  if (form == ScaleForm::fp32) {
+    load_scales<ScaleForm::fp32>(a, row, col, rows, stored);
+  } else if (form == ScaleForm::swizzled) {
+    load_scales<ScaleForm::swizzled>(a, row, col, rows, stored);
+  } else {
+    load_scales<ScaleForm::e8m0>(a, row, col, rows, stored);
+  }
+  float scale[kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) scale[i] = scale_value(stored[i], form);
+  T* y = static_cast<T*>(a.y) + at;
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    float of[kPatch];
+#pragma unroll
+    for (int j = 0; j < kPatch; ++j) of[j] = scale[i];
+    if (i < rows) store_values<T, Format>(y + i * a.cols, codes[i], of, cols, wide);
+  }
+}
+
+// Blocks along columns: a thread takes 8 rows, which share the scales of its 8 columns. Of a block's
+// warps, two lie side by side, and those below them find their scales in the L1 cache.
+constexpr int kColumnRows = 8;
+constexpr int kColumnWarps = 2;
+
+template <ScaleForm form>
+__device__ __forceinline__ void load_columns(const DequantizeArgs& a, int64_t row, int64_t col,
+                                             int cols, uint32_t (&stored)[kPatch]) {
+  const int64_t m = block_index(row, a.block_m);
+#pragma unroll
+  for (int i = 0; i < kPatch; ++i) {
+    const int64_t line = a.lines_are_columns ? col + i : m;
+    stored[i] = i < cols ? load_scale<form>(a.scales, line, a.lines_are_columns ? m : col + i) : 0;
+  }
+}
+
+// All eight at once.
 __device__ __forceinline__ void load_eight(const DequantizeArgs& a, int64_t row, int64_t col,
                                            uint32_t (&stored)[kPatch]) {
   const int64_t at = block_index(row, a.block_m) * a.scales.line + col;
+  if (a.scales.form == ScaleForm::fp32) {
+    const auto* source =
+        reinterpret_cast<const uint4*>(static_cast<const float*>(a.scales.data) + at);
+    const uint4 low = __ldg(source);
+    const uint4 high = __ldg(source + 1);
+    stored[0] = low.x, stored[1] = low.y, stored[2] = low.z, stored[3] = low.w;
+    stored[4] = high.x, stored[5] = high.y, stored[6] = high.z, stored[7] = high.w;
+    return;
+  }
   const uint2 v =
       __ldg(reinterpret_cast<const uint2*>(static_cast<const uint8_t*>(a.scales.data) + at));
 #pragma unroll
   for (int i = 0; i < kPatch; ++i) stored[i] = (i < 4 ? v.x : v.y) >> (8 * (i % 4)) & 0xFFu;
 }
 
-template <typename T, typename Format, bool PerColumn>
-__global__ void __launch_bounds__(kDequantizeThreads)
-    dequantize_blocks(const __grid_constant__ DequantizeArgs a, uint32_t tiles_k, int warps_k,
-                      bool wide, bool eight) {
-  constexpr int R = kRows<PerColumn>;
-  constexpr int S = PerColumn ? kPatch : R;
+//
+// One block an SM is all that is asked for: the compiler then spends 72 registers on loads under
+// way; at 48 registers this ran at 88 % of a copy's speed instead of 94.
+template <typename T, typename Format>
+__global__ void __launch_bounds__(kDequantizeThreads, 1)
+    dequantize_columns(const __grid_constant__ DequantizeArgs a, uint32_t tiles_k, int warps_k,
+                       bool wide, bool eight) {
+  constexpr int R = kColumnRows;
   const int warp = threadIdx.x / kWarp;
   const uint32_t tile_m = blockIdx.x / tiles_k;
   const uint32_t tile_k = blockIdx.x - tile_m * tiles_k;
@@ -110,48 +173,110 @@ __global__ void __launch_bounds__(kDequantizeThreads)
     codes[i] = uint2{0, 0};
     if (i < rows) codes[i] = load_codes(a.codes + at + i * a.cols, cols, wide);
   }
-  uint32_t stored[S];
-  const int count = PerColumn ? cols : rows;
+  uint32_t stored[kPatch];
   const ScaleForm form = a.scales.form;
-  if (form == ScaleForm::fp32) {
-    load_scales<PerColumn, ScaleForm::fp32>(a, row, col, count, stored);
+  if (eight) {
+    load_eight(a, row, col, stored);
+  } else if (form == ScaleForm::fp32) {
+    load_columns<ScaleForm::fp32>(a, row, col, cols, stored);
   } else if (form == ScaleForm::swizzled) {
-    load_scales<PerColumn, ScaleForm::swizzled>(a, row, col, count, stored);
-  } else if (PerColumn && eight) {
-    if constexpr (PerColumn) load_eight(a, row, col, stored);
+    load_columns<ScaleForm::swizzled>(a, row, col, cols, stored);
   } else {
-    load_scales<PerColumn, ScaleForm::e8m0>(a, row, col, count, stored);
+    load_columns<ScaleForm::e8m0>(a, row, col, cols, stored);
   }
-  float scale[S];
+  float scale[kPatch];
 #pragma unroll
-  for (int i = 0; i < S; ++i) scale[i] = scale_value(stored[i], form);
+  for (int i = 0; i < kPatch; ++i) scale[i] = scale_value(stored[i], form);
   T* y = static_cast<T*>(a.y) + at;
 #pragma unroll
   for (int i = 0; i < R; ++i) {
-    float of[kPatch];
-#pragma unroll
-    for (int j = 0; j < kPatch; ++j) of[j] = scale[PerColumn ? j : i];
-    if (i < rows) store_values<T, Format>(y + i * a.cols, codes[i], of, cols, wide);
+    if (i < rows) store_values<T, Format>(y + i * a.cols, codes[i], scale, cols, wide);
   }
 }
 
-template <typename T, typename Format, bool PerColumn>
-void launch_dequantize_blocks(const DequantizeArgs& a, Target target) {
-  // Scales of columns are shared by warps below each other, those of rows lie side by side.
+// Rows of whole blocks with their scales in lines are one long row.
+constexpr int kUnroll = 2;  // vectors a thread
+
+template <typename T, typename Format, ScaleForm form>
+__global__ void __launch_bounds__(kDequantizeThreads)
+    dequantize_line(const uint8_t* __restrict__ codes, const __grid_constant__ ScaleView scales,
+                    T* __restrict__ y, int64_t vectors, int shift) {
+  constexpr int N = kVector<T>;
+  const int64_t first = blockIdx.x * int64_t{kDequantizeThreads * kUnroll} + threadIdx.x;
+  Raw<N> code[kUnroll];
+  uint32_t stored[kUnroll];
+#pragma unroll
+  for (int i = 0; i < kUnroll; ++i) {
+    const int64_t at = first + i * kDequantizeThreads;
+    if (at >= vectors) continue;
+    code[i] = __ldg(reinterpret_cast<const Raw<N>*>(codes) + at);
+    stored[i] = load_scale<form>(scales, 0, at >> shift);
+  }
+#pragma unroll
+  for (int i = 0; i < kUnroll; ++i) {
+    const int64_t at = first + i * kDequantizeThreads;
+    if (at >= vectors) continue;
+    reinterpret_cast<Raw<16>*>(y)[at] =
+        dequantize<T, Format, N>(code[i], scale_value(stored[i], form));
+  }
+}
+
+// ----------------------------------------------------------------------------------------- host
+
+void check_grid(int64_t blocks, const DequantizeArgs& a) {
+  IXT_CHECK(blocks <= 0x7FFFFFFF, "`codes` must have at most 2**42 elements, got ",
+            a.rows * a.cols);
+}
+
+template <typename T>
+bool is_line(const DequantizeArgs& a) {
+  const ScaleView& view = a.scales;
+  return a.block_m == 1 && view.form != ScaleForm::swizzled && view.block == 1 &&
+         (view.line == view.blocks || a.rows == 1) && a.cols % a.block_k == 0 &&
+         reinterpret_cast<uintptr_t>(a.codes) % kVector<T> == 0;
+}
+
+template <typename T, typename Format>
+void launch_line(const DequantizeArgs& a, Target target) {
+  const int64_t vectors = a.rows * a.cols / kVector<T>;
+  constexpr int64_t tile = kDequantizeThreads * kUnroll;
+  int shift = 0;
+  while (kVector<T> << shift < a.block_k) ++shift;
+  const auto kernel = a.scales.form == ScaleForm::fp32
+                          ? dequantize_line<T, Format, ScaleForm::fp32>
+                          : dequantize_line<T, Format, ScaleForm::e8m0>;
+  check_grid((vectors + tile - 1) / tile, a);
+  launch(kernel, (vectors + tile - 1) / tile, kDequantizeThreads, target.stream, false, a.codes,
+         a.scales, static_cast<T*>(a.y), vectors, shift);
+}
+
+template <typename T, typename Format>
+void launch_rows(const DequantizeArgs& a, bool wide, Target target) {
   int warps_k = 1;
-  while (!PerColumn && warps_k < kWarps && warps_k * kWarpCols < a.cols) warps_k *= 2;
-  const int64_t tile_rows = int64_t{kRows<PerColumn>} * (kWarps / warps_k);
+  while (warps_k < kWarps && warps_k * kWarpCols < a.cols) warps_k *= 2;
+  const int64_t tile_rows = int64_t{kRows} * (kWarps / warps_k);
   const int64_t tile_cols = int64_t{kWarpCols} * warps_k;
   const int64_t tiles_m = (a.rows + tile_rows - 1) / tile_rows;
   const int64_t tiles_k = (a.cols + tile_cols - 1) / tile_cols;
-  IXT_CHECK(tiles_m * tiles_k <= 0x7FFFFFFF, "`codes` must have at most 2**42 elements, got ",
-            a.rows * a.cols);
-  const bool wide = reinterpret_cast<uintptr_t>(a.codes) % kPatch == 0 && a.cols % kPatch == 0;
-  const bool eight = a.scales.form == ScaleForm::e8m0 && a.scales.block == 1 &&
-                     a.scales.line % kPatch == 0 && a.cols % kPatch == 0 &&
-                     reinterpret_cast<uintptr_t>(a.scales.data) % kPatch == 0;
-  launch(dequantize_blocks<T, Format, PerColumn>, tiles_m * tiles_k, kDequantizeThreads,
-         target.stream, false, a, tiles_k, warps_k, wide, eight);
+  check_grid(tiles_m * tiles_k, a);
+  launch(dequantize_rows<T, Format>, tiles_m * tiles_k, kDequantizeThreads, target.stream, false, a,
+         tiles_k, warps_k, wide);
+}
+
+template <typename T, typename Format>
+void launch_columns(const DequantizeArgs& a, bool wide, Target target) {
+  constexpr int64_t height = int64_t{kColumnRows} * (kWarps / kColumnWarps);
+  constexpr int64_t width = int64_t{kWarpCols} * kColumnWarps;
+  const int64_t tiles_m = (a.rows + height - 1) / height;
+  const int64_t tiles_k = (a.cols + width - 1) / width;
+  const ScaleView& view = a.scales;
+  const int alignment = view.form == ScaleForm::fp32 ? 16 : kPatch;
+  const bool eight = view.form != ScaleForm::swizzled && view.block == 1 &&
+                     view.line % kPatch == 0 && a.cols % kPatch == 0 &&
+                     reinterpret_cast<uintptr_t>(view.data) % alignment == 0;
+  check_grid(tiles_m * tiles_k, a);
+  launch(dequantize_columns<T, Format>, tiles_m * tiles_k, kDequantizeThreads, target.stream,
+         false, a, tiles_k, kColumnWarps, wide, eight);
 }
 
 }  // namespace
@@ -161,10 +286,14 @@ void launch_block_dequantize(const DequantizeArgs& args, Fp8 in, Float out, Targ
   with_types<bf16, f16>(out, in, [&](auto t, auto format) {
     using T = decltype(t);
     using Format = decltype(format);
-    if (args.block_k == 1) {
-      launch_dequantize_blocks<T, Format, true>(args, target);
+    const bool wide = reinterpret_cast<uintptr_t>(args.codes) % kPatch == 0 &&
+                      args.cols % kPatch == 0;
+    if (is_line<T>(args)) {
+      launch_line<T, Format>(args, target);
+    } else if (args.block_k == 1) {
+      launch_columns<T, Format>(args, wide, target);
     } else {
-      launch_dequantize_blocks<T, Format, false>(args, target);
+      launch_rows<T, Format>(args, wide, target);
     }
   });
 }

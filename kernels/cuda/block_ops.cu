@@ -23,7 +23,7 @@ class SpreadScales {
       spread_.matrix[side] = {buffers_.back().data<uint32_t>(), static_cast<uint32_t*>(view.data),
                               view.lines, words};
       view.data = buffers_.back().data();
-      view.form = bytes ? ScaleForm::stacked : ScaleForm::fp32;
+      view.form = bytes ? ScaleForm::stacked : ScaleForm::spread;
       view.line = 1;
       view.block = view.lines;
     }

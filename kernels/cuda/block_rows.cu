@@ -14,18 +14,29 @@ constexpr int kRowThreads = 256;
 constexpr int kWarps = kRowThreads / kWarp;
 constexpr int kWarpCols = kWarp * kPatch;
 
-__device__ __forceinline__ void store_row_scale(const ScaleView& view, int64_t line, int64_t block,
-                                                uint32_t stored) {
-  if (view.form != ScaleForm::swizzled) return store_scale(view, line, block, stored);
-  const int64_t pitch = swizzle_pitch(view);
-  if (line >= round_up(view.lines, kSwizzleRows) || block >= pitch) return;
-  static_cast<uint8_t*>(view.data)[swizzled(line, block, pitch)] = static_cast<uint8_t>(stored);
+// The e8m0 scales of blocks of 32, four of a row at once: of the 16 lanes that hold them, for 8
+// rows, each of the first eight stores those of one row.
+__device__ __forceinline__ void store_words(const ScaleView& view, int64_t row, int64_t block,
+                                            int lane, uint32_t even, uint32_t odd) {
+  const bool upper = lane & 4;
+  const uint32_t mine = upper ? odd : even;
+  const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, upper ? even : odd, 4);
+  uint32_t word = upper ? other | mine << 8 : mine | other << 8;
+  word |= __shfl_xor_sync(0xFFFFFFFFu, word, 8) << 16;
+  if (lane & 8) return;
+  const int64_t line = row + lane % 4 * 2 + upper;
+  const bool padded = view.form == ScaleForm::swizzled;
+  block &= ~int64_t{3};
+  const int64_t pitch = padded ? swizzle_pitch(view) : view.blocks;
+  if (block >= pitch || line >= (padded ? round_up(view.lines, kSwizzleRows) : view.lines)) return;
+  const int64_t at = padded ? swizzled(line, block, pitch) : line * view.line + block;
+  *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(view.data) + at) = word;
 }
 
 template <typename T, typename Format>
 __global__ void __launch_bounds__(kRowThreads, sizeof(T) == 4 ? 2 : 4)
     quantize_block_rows(const __grid_constant__ BlockArgs a, uint32_t tiles_k, int warps_k,
-                        bool wide) {
+                        bool wide, bool words) {
   const int lane = threadIdx.x % kWarp;
   const int warp = threadIdx.x / kWarp;
   const int lanes = a.group / kPatch;  // that share a block
@@ -46,11 +57,13 @@ __global__ void __launch_bounds__(kRowThreads, sizeof(T) == 4 ? 2 : 4)
   }
   const BlockScale even = block_scale<Format>(amax.x, a.rule);
   const BlockScale odd = block_scale<Format>(amax.y, a.rule);
-  if ((lane & (lanes - 1)) < 4) {
+  const int64_t block = block_index(col, a.group);
+  if (words) {
+    store_words(a.side[0], row, block, lane, even.stored, odd.stored);
+  } else if ((lane & (lanes - 1)) < 4) {
     const int64_t line = row + lane % 4 * 2;
-    const int64_t block = block_index(col, a.group);
-    store_row_scale(a.side[0], line, block, even.stored);
-    store_row_scale(a.side[0], line + 1, block, odd.stored);
+    store_scale(a.side[0], line, block, even.stored);
+    store_scale(a.side[0], line + 1, block, odd.stored);
   }
   uint8_t* out = a.codes + row * a.cols + col;
 #pragma unroll
@@ -81,7 +94,9 @@ __global__ void __launch_bounds__(kRowThreads, sizeof(T) == 4 ? 2 : 4)
 template <typename T, typename Format>
 void launch_rows(const BlockArgs& a, Target target) {
   // The padding of swizzled scales belongs to blocks of zeros.
-  const bool padded = a.side[0].form == ScaleForm::swizzled;
+  const ScaleView& view = a.side[0];
+  const bool padded = view.form == ScaleForm::swizzled;
+  const bool words = padded || (view.form == ScaleForm::e8m0 && view.blocks % 4 == 0);
   const int64_t rows = padded ? round_up(a.rows, kSwizzleRows) : a.rows;
   const int64_t cols = padded ? round_up(a.cols, kSwizzleCols * a.group) : a.cols;
   int warps_k = 1;  // side by side, so that neighbouring scales are written together
@@ -95,7 +110,7 @@ void launch_rows(const BlockArgs& a, Target target) {
   const bool wide =
       aligned16(a.x) && (a.stride * sizeof(T) % 16 == 0 || a.rows <= 1) && a.cols % kPatch == 0;
   launch(quantize_block_rows<T, Format>, tiles_m * tiles_k, kRowThreads, target.stream, false, a,
-         tiles_k, warps_k, wide);
+         tiles_k, warps_k, wide, words);
 }
 
 }  // namespace

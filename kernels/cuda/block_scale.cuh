@@ -31,6 +31,14 @@ __device__ __forceinline__ int64_t swizzle_pitch(const ScaleView& view) {
   return round_up(view.blocks, kSwizzleCols);
 }
 
+// A word that the next kernel reads: the L2 cache is to keep it until then.
+__device__ __forceinline__ void store_kept(uint32_t* to, uint32_t word) {
+  asm volatile("{\n\t.reg .b64 p;\n\t"
+               "createpolicy.fractional.L2::evict_last.b64 p, 1.0;\n\t"
+               "st.global.L2::cache_hint.u32 [%0], %1, p;\n\t}"
+               :: "l"(to), "r"(word) : "memory");
+}
+
 // A scale that is not swizzled.
 __device__ __forceinline__ void store_scale(const ScaleView& view, int64_t line, int64_t block,
                                             uint32_t stored) {
@@ -38,6 +46,10 @@ __device__ __forceinline__ void store_scale(const ScaleView& view, int64_t line,
   const int64_t at = line * view.line + block * view.block;
   if (view.form == ScaleForm::e8m0) {
     static_cast<uint8_t*>(view.data)[at] = static_cast<uint8_t>(stored);
+    return;
+  }
+  if (view.form == ScaleForm::spread) {
+    store_kept(static_cast<uint32_t*>(view.data) + at, stored);
     return;
   }
   float* out = static_cast<float*>(view.data);
@@ -52,7 +64,7 @@ __device__ __forceinline__ void store_scale(const ScaleView& view, int64_t line,
 // multiple of 4, as most do, one store: strided single bytes cost as much as all of the codes.
 __device__ __forceinline__ void store_four(const ScaleView& view, int64_t line, int64_t block,
                                            const uint32_t (&stored)[4]) {
-  const bool bytes = view.form != ScaleForm::fp32;
+  const bool bytes = view.form != ScaleForm::fp32 && view.form != ScaleForm::spread;
   const uint32_t packed =
       stored[0] | stored[1] << 8 | stored[2] << 16 | stored[3] << 24;  // of bytes
   if (view.form == ScaleForm::swizzled) {  // padding too, whose scales are 0
@@ -60,7 +72,7 @@ __device__ __forceinline__ void store_four(const ScaleView& view, int64_t line, 
     *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(view.data) + at) = packed;
   } else if (view.form == ScaleForm::stacked) {
     if (line >= view.lines || block >= view.blocks) return;
-    static_cast<uint32_t*>(view.data)[block / 4 * view.lines + line] = packed;
+    store_kept(static_cast<uint32_t*>(view.data) + block / 4 * view.lines + line, packed);
   } else if (view.block == 1 && view.line % 4 == 0 && view.padding == 0) {
     if (line >= view.lines) return;
     const int64_t at = line * view.line + block;

@@ -195,7 +195,10 @@ __device__ __forceinline__ float whole_factor(const BlockArgs& a, const TilePlac
   if (a.amax != nullptr) {
     const int best = __float_as_int(block_max(magnitude<T>(patch.amax()), &shared.part[0][0][0]));
     auto* target = reinterpret_cast<int*>(a.amax);
-    if (threadIdx.x == 0 && best > *static_cast<volatile int*>(target)) atomicMax(target, best);
+    if (threadIdx.x == 0) {
+      pdl_wait();  // it is zero
+      if (best > *static_cast<volatile int*>(target)) atomicMax(target, best);
+    }
   }
   return scale;
 }
@@ -339,7 +342,8 @@ void launch_tiles(const BlockArgs& a, Target target) {
       aligned16(a.x) && (a.stride * sizeof(T) % 16 == 0 || a.rows <= 1) && a.cols % kPatch == 0;
   const bool wide_t = a.rows % 16 == 0;
   auto* kernel = quantize_tile<T, Format, kind>;
-  const bool overlap = a.current != nullptr && can_overlap(target.device, kernel);
+  const bool waits = a.current != nullptr || a.amax != nullptr;  // for the kernel before
+  const bool overlap = waits && can_overlap(target.device, kernel);
   launch(kernel, tiles_m * tiles_k, kTileThreads, target.stream, overlap, a, tiles_k, wide, wide_t);
 }
 

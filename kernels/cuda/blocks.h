@@ -11,7 +11,8 @@ namespace ixt {
 enum class ScaleForm : int {
   fp32,      // 1 / scale
   e8m0,      // one byte
-  stacked,   // e8m0, four blocks a word; the words of neighbouring lines lie side by side
+  spread,    // fp32 for launch_spread_scales: those of neighbouring lines lie side by side
+  stacked,   // the same of e8m0, four blocks a word
   swizzled,  // one byte, where common/scale_layout.h says
 };
 
@@ -83,7 +84,7 @@ void launch_block_rows(const BlockArgs& args, Float in, Fp8 out, Target target);
 void launch_column_amax(const void* x, int64_t rows, int64_t cols, int64_t stride, float* amax,
                         Float in, Target target);
 
-// Codes of (rows, cols) in blocks of (block_m, block_k); each is 1 or a multiple of 8.
+// Codes of (rows, cols) in blocks of (block_m, block_k); each is 1 or a power of two from 8 on.
 struct DequantizeArgs {
   const uint8_t* codes;
   ScaleView scales;

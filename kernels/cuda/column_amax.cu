@@ -48,6 +48,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   const int64_t mine = int64_t{tile_k} * kWarpCols + threadIdx.x;
+  pdl_wait();  // it is zero
   if (mine < cols) atomicMax(reinterpret_cast<int*>(amax) + mine, best[threadIdx.x]);
 }
 
@@ -60,8 +61,9 @@ void launch_columns(const void* x, int64_t rows, int64_t cols, int64_t stride, f
             rows * cols);
   const bool wide =
       aligned16(x) && (stride * sizeof(T) % 16 == 0 || rows <= 1) && cols % kPatch == 0;
-  launch(amax_columns<T>, tiles_m * tiles_k, kThreads, target.stream, false,
-         static_cast<const T*>(x), rows, cols, stride, amax, tiles_k, wide);
+  launch(amax_columns<T>, tiles_m * tiles_k, kThreads, target.stream,
+         can_overlap(target.device, amax_columns<T>), static_cast<const T*>(x), rows, cols, stride,
+         amax, tiles_k, wide);
 }
 
 }  // namespace
@@ -69,7 +71,7 @@ void launch_columns(const void* x, int64_t rows, int64_t cols, int64_t stride, f
 void launch_column_amax(const void* x, int64_t rows, int64_t cols, int64_t stride, float* amax,
                         Float in, Target target) {
   if (cols == 0) return;
-  check_cuda(cudaMemsetAsync(amax, 0, cols * sizeof(float), target.stream), "memset");
+  launch_clear(amax, cols, target);
   if (rows == 0) return;
   if (in == Float::bf16) {
     launch_columns<bf16>(x, rows, cols, stride, amax, target);

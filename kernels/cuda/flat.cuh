@@ -62,14 +62,17 @@ __device__ __forceinline__ Raw<sizeof(T)> raw_at(const T* x, int64_t at) {
   return reinterpret_cast<const Raw<sizeof(T)>*>(x)[at];
 }
 
-// Max over all blocks, in `amax`, which starts at 0. Bits of floats that are not negative order
-// like integers. The look before the update keeps most blocks off the one address.
+// Max over all blocks, in `amax`, which launch_clear makes 0. Bits of floats that are not negative
+// order like integers. The look before the update keeps most blocks off the one address. Every block
+// waits for launch_clear, so that this kernel does not end before that one.
 template <typename T>
 __device__ __forceinline__ void raise_amax(float* amax, const Amax<T>& best) {
   __shared__ float shared[kWarp];
   const int value = __float_as_int(block_max(best.value(), shared));
   auto* target = reinterpret_cast<int*>(amax);
-  if (threadIdx.x == 0 && value > *static_cast<volatile int*>(target)) atomicMax(target, value);
+  if (threadIdx.x != 0) return;
+  pdl_wait();
+  if (value > *static_cast<volatile int*>(target)) atomicMax(target, value);
 }
 
 // ------------------------------------------------------------------------------- given scale
@@ -162,26 +165,24 @@ int64_t grid_for(int64_t vectors, int unroll) {
   return vectors <= tile ? 1 : (vectors + tile - 1) / tile;
 }
 
-void clear_amax(float* amax, Target target) {
-  check_cuda(cudaMemsetAsync(amax, 0, sizeof(float), target.stream), "memset");
-}
-
 template <typename T, typename Format, int N>
 void run_static(const QuantizeArgs& a, Target target) {
-  clear_amax(a.amax, target);
-  launch(quantize_static<T, Format, N>, grid_for(a.cols / N, kQuantizeUnroll), kThreads,
-         target.stream, false, static_cast<const T*>(a.x), a.q, a.scale, a.scale_inv, a.amax,
-         a.cols);
+  auto* kernel = quantize_static<T, Format, N>;
+  launch_clear(a.amax, 1, target);
+  launch(kernel, grid_for(a.cols / N, kQuantizeUnroll), kThreads, target.stream,
+         can_overlap(target.device, kernel), static_cast<const T*>(a.x), a.q, a.scale, a.scale_inv,
+         a.amax, a.cols);
 }
 
 template <typename T, typename Format, int N>
 void run_current(const QuantizeArgs& a, Target target) {
   const T* x = static_cast<const T*>(a.x);
   const int64_t grid = grid_for(a.cols / N, kQuantizeUnroll);
-  clear_amax(a.amax, target);
-  launch(amax_flat<T, N>, grid, kThreads, target.stream, false, x, a.amax, a.cols);
-  launch(quantize_current<T, Format, N>, grid, kThreads, target.stream,
-         can_overlap(target.device, &amax_flat<T, N>), x, a.q, a.amax, a.scale_inv, a.cols, a.rule);
+  const bool overlap = can_overlap(target.device, &amax_flat<T, N>);
+  launch_clear(a.amax, 1, target);
+  launch(amax_flat<T, N>, grid, kThreads, target.stream, overlap, x, a.amax, a.cols);
+  launch(quantize_current<T, Format, N>, grid, kThreads, target.stream, overlap, x, a.q, a.amax,
+         a.scale_inv, a.cols, a.rule);
 }
 
 template <typename T, typename Format, int N, bool Rows>

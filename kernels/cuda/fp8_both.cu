@@ -7,10 +7,6 @@ namespace {
 using StaticBoth = std::tuple<Output, Output, Output, Output>;
 using TensorBoth = std::tuple<Output, Output, Output>;
 
-void clear(float* data, int64_t count, Target target) {
-  check_cuda(cudaMemsetAsync(data, 0, count * sizeof(float), target.stream), "memset");
-}
-
 StaticBoth quantize_fp8_static_both(const Tensor& x, const Tensor& scale, ScalarType dtype) {
   const BlockInput input(x, dtype);
   IXT_CHECK(scale.numel() == 1, "`scale` must have one element, got the shape ", shape_text(scale));
@@ -27,7 +23,7 @@ StaticBoth quantize_fp8_static_both(const Tensor& x, const Tensor& scale, Scalar
   args.scale = static_cast<const float*>(scale.const_data_ptr());
   args.scale_inv = scale_inv.data<float>();
   args.amax = amax.data<float>();
-  clear(args.amax, 1, target);
+  launch_clear(args.amax, 1, target);
   launch_block_tiles(args, BlockKind::one, input.in, input.out, target);
   return {std::move(codes), std::move(codes_t), std::move(scale_inv), std::move(amax)};
 }

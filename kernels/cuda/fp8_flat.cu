@@ -16,13 +16,14 @@ void launch_quantize_static(const QuantizeArgs& args, Float in, Fp8 out, Target 
 }
 
 void launch_amax(const void* x, int64_t n, float* amax, Float in, Target target) {
-  clear_amax(amax, target);
+  launch_clear(amax, 1, target);
   const auto run = [&](auto t) {
     using T = decltype(t);
     constexpr int N = kVector<T>;
     const bool wide = aligned16(x);
-    launch(wide ? amax_flat<T, N> : amax_flat<T, 1>, grid_for(wide ? n / N : n, kQuantizeUnroll),
-           kThreads, target.stream, false, static_cast<const T*>(x), amax, n);
+    const auto kernel = wide ? amax_flat<T, N> : amax_flat<T, 1>;
+    launch(kernel, grid_for(wide ? n / N : n, kQuantizeUnroll), kThreads, target.stream,
+           can_overlap(target.device, kernel), static_cast<const T*>(x), amax, n);
   };
   if (in == Float::bf16) {
     run(bf16{});

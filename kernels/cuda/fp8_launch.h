@@ -40,6 +40,9 @@ void launch_quantize_static(const QuantizeArgs& args, Float in, Fp8 out, Target 
 // One scale for a contiguous tensor, from its amax, which is left in args.amax.
 void launch_quantize_current(const QuantizeArgs& args, Float in, Fp8 out, Target target);
 
+// Zeros. The next kernel of the stream may start before this one ends.
+void launch_clear(void* words, int64_t count, Target target);
+
 // The amax of a contiguous tensor. The next kernel of the stream may start before this one ends.
 void launch_amax(const void* x, int64_t n, float* amax, Float in, Target target);
 

@@ -8,53 +8,39 @@ namespace ixt {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kUnroll = 4;
+constexpr int kUnroll = 4;  // elements a thread takes of rows that end within a group
 
-// The codes of a 16-byte vector of floats, N of them, begin at nibble 0.
-template <typename T>
-__device__ __forceinline__ uint32_t load_codes(const uint8_t* __restrict__ q, int64_t at,
-                                               bool aligned) {
-  constexpr int bytes = kVector<T> / 2;
-  if (aligned) return __ldg(reinterpret_cast<const Raw<bytes>*>(q) + at);
-  uint32_t codes = 0;
-#pragma unroll
-  for (int i = 0; i < bytes; ++i) codes |= static_cast<uint32_t>(q[bytes * at + i]) << (8 * i);
-  return codes;
-}
-
-// `1 << shift` vectors a group.
+// A thread takes a vector of either half of a group, so that both have one scale. A half has
+// `1 << shift` vectors; the codes of a vector begin at nibble 0.
 template <typename T, bool Symmetric>
 __global__ void __launch_bounds__(kThreads)
-    dequantize_int4(const uint8_t* __restrict__ q, const float* __restrict__ scale,
-                    const uint8_t* __restrict__ zero, T* __restrict__ y, int64_t vectors,
-                    int shift, bool aligned) {
+    dequantize_int4(const uint8_t* __restrict__ q, const float* __restrict__ scales,
+                    const uint8_t* __restrict__ zeros, T* __restrict__ y, int64_t vectors,
+                    int shift) {
   constexpr int N = kVector<T>;
   constexpr int per_word = sizeof(T) == 4 ? 1 : 2;
-  const int64_t first = blockIdx.x * int64_t{kThreads * kUnroll} + threadIdx.x;
-  uint32_t codes[kUnroll];
-  float scales[kUnroll];
-  float offsets[kUnroll];
+  const int64_t thread = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  const int64_t group = thread >> shift;
+  const int64_t half = int64_t{1} << shift;
+  const int64_t first = thread + group * half;
+  if (first >= vectors) return;
+  uint32_t codes[2];
 #pragma unroll
-  for (int u = 0; u < kUnroll; ++u) {
-    const int64_t at = first + u * kThreads;
-    if (at >= vectors) continue;
-    codes[u] = load_codes<T>(q, at, aligned);
-    scales[u] = __ldg(scale + (at >> shift));
-    // The integer sits in the mantissa of 2^23.
-    offsets[u] = 8388608.0f + (Symmetric ? 8.0f : static_cast<float>(__ldg(zero + (at >> shift))));
+  for (int u = 0; u < 2; ++u) {
+    codes[u] = __ldg(reinterpret_cast<const Raw<N / 2>*>(q) + first + u * half);
   }
+  const float scale = __ldg(scales + group);
+  // The integer sits in the mantissa of 2^23.
+  const float offset = __uint_as_float(0x4B000000u | (Symmetric ? 8u : __ldg(zeros + group)));
 #pragma unroll
-  for (int u = 0; u < kUnroll; ++u) {
-    const int64_t at = first + u * kThreads;
-    if (at >= vectors) continue;
+  for (int u = 0; u < 2; ++u) {
     // Two's complement: flip the sign bit, then take its weight away.
     const uint32_t word = Symmetric ? codes[u] ^ 0x88888888u : codes[u];
     float v[N];
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const uint32_t nibble = (word >> (4 * i)) & 15u;
-      const float number = __fsub_rn(__uint_as_float(nibble | 0x4B000000u), offsets[u]);
-      v[i] = __fmul_rn(number, scales[u]);
+      v[i] = __fmul_rn(__fsub_rn(__uint_as_float(nibble | 0x4B000000u), offset), scale);
     }
     uint32_t out[4];
 #pragma unroll
@@ -63,7 +49,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     Raw<16> raw;
     memcpy(&raw, out, 16);
-    reinterpret_cast<Raw<16>*>(y)[at] = raw;
+    reinterpret_cast<Raw<16>*>(y)[first + u * half] = raw;
   }
 }
 
@@ -93,13 +79,11 @@ void launch_dequantize_int4(const uint8_t* q, const float* scale, const uint8_t*
   with_type<bf16, f16>(out, [&](auto t) {
     using T = decltype(t);
     constexpr int N = kVector<T>;
-    constexpr int64_t tile = kThreads * kUnroll;
-    const int64_t vectors = n / N;
     int shift = 0;
-    while (N << shift < group) ++shift;
+    while (2 * N << shift < group) ++shift;
     const auto kernel = zero ? dequantize_int4<T, false> : dequantize_int4<T, true>;
-    launch(kernel, (vectors + tile - 1) / tile, kThreads, target.stream, false, q, scale, zero,
-           static_cast<T*>(y), vectors, shift, reinterpret_cast<uintptr_t>(q) % (N / 2) == 0);
+    launch(kernel, (n / (2 * N) + kThreads - 1) / kThreads, kThreads, target.stream, false, q,
+           scale, zero, static_cast<T*>(y), n / N, shift);
   });
 }
 

@@ -5,6 +5,7 @@
 // a warp takes a group, element by element.
 #include "int_device.cuh"
 #include "int_launch.h"
+#include "tile_device.cuh"
 
 namespace ixt {
 namespace {
@@ -30,26 +31,49 @@ struct GroupScale {
   int32_t zero;
 };
 
-// Scale and zero of the group that `lanes` lanes hold, `v` being those of this one.
-template <Codes C, int N>
-__device__ __forceinline__ GroupScale group_scale(const float (&v)[N], int lanes) {
-  float above = 0.0f;  // fmaxf returns the operand that is a number
-  float below = 0.0f;
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    above = fmaxf(above, C == Codes::int4_asymmetric ? v[i] : fabsf(v[i]));
-    if (C == Codes::int4_asymmetric) below = fmaxf(below, -v[i]);
+// The largest number of two words each, NaN ignored.
+template <typename T>
+__device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b) {
+  if constexpr (sizeof(T) == 4) {
+    return __float_as_uint(fmaxf(__uint_as_float(a), __uint_as_float(b)));
+  } else {
+    using Pair = std::conditional_t<std::is_same_v<T, bf16>, __nv_bfloat162, __half2>;
+    return bit_copy<uint32_t>(__hmax2(bit_copy<Pair>(a), bit_copy<Pair>(b)));
   }
-  above = group_max(above, lanes);
+}
+
+// How far the elements go above zero, or (negated) below it; NaN ignored.
+template <typename T, int W>
+__device__ __forceinline__ float reach(const uint32_t (&words)[W], uint32_t negate) {
+  uint32_t best = 0;
+#pragma unroll
+  for (int i = 0; i < W; ++i) best = larger<T>(best, words[i] ^ negate);
+  return magnitude<T>(best);
+}
+
+template <typename T, int W>
+__device__ __forceinline__ float magnitude_of(const uint32_t (&words)[W]) {
+  uint32_t best = max_magnitude<T>(words[0], words[1]);
+#pragma unroll
+  for (int i = 2; i < W; ++i) best = max_magnitude<T>(best, words[i]);
+  return magnitude<T>(best);
+}
+
+// Scale and zero of the group that `lanes` lanes hold, `words` being the elements of this one.
+template <Codes C, typename T, int W>
+__device__ __forceinline__ GroupScale group_scale(const uint32_t (&words)[W], int lanes) {
   if constexpr (C == Codes::int4_asymmetric) {
-    below = group_max(below, lanes);
+    const float above = group_max(reach<T>(words, 0), lanes);
+    const float below = group_max(reach<T>(words, sizeof(T) == 4 ? 0x80000000u : 0x80008000u),
+                                  lanes);
     const float scale = int_scale<15>(above + below);
     bool safe = true;
     const float shifted = Reciprocal(scale).round(below, safe);
     const int32_t zero = min(__float_as_int(shifted) - kRounderBits, 15);
     return {scale, safe ? zero : asymmetric_zero({below, above}, scale)};
   } else {
-    return {C == Codes::int8 ? int_scale<127>(above) : int_scale<7>(above), 0};
+    const float amax = group_max(magnitude_of<T>(words), lanes);
+    return {C == Codes::int8 ? int_scale<127>(amax) : int_scale<7>(amax), 0};
   }
 }
 
@@ -71,28 +95,30 @@ __device__ __forceinline__ uint32_t encode_eight(const float* v, const GroupScal
   const Reciprocal by(g.scale);
   const float top = kRounder + static_cast<float>(15 - g.zero);
   bool safe = true;
-  uint32_t sum = 0;
+  uint32_t shifted[8];
 #pragma unroll
-  for (int i = 7; i >= 0; --i) {
-    float shifted = by.round(v[i], safe);
-    if (C == Codes::int4_asymmetric) shifted = fminf(shifted, top);
-    sum = sum * 16u + __float_as_uint(shifted);
+  for (int i = 0; i < 8; ++i) {
+    const float rounded = by.round(v[i], safe);
+    shifted[i] = __float_as_uint(C == Codes::int4_asymmetric ? fminf(rounded, top) : rounded);
   }
-  // Nibbles of 0..15: codes + zero, or codes + 8, whose top bit is then that of two's complement.
-  uint32_t word = sum - kRounderSum;
-  if constexpr (C == Codes::int4_asymmetric) {
-    word += static_cast<uint32_t>(g.zero) * 0x11111111u;
-  } else {
-    word = (word + 0x88888888u) ^ 0x88888888u;
-  }
+  // Half of the warps have an element in doubt (amax / 2 is a tie), few have two: only that one is
+  // divided.
   if (!safe) {
-    word = 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      word |= (static_cast<uint32_t>(exact_code<C>(v[i], g)) & 15u) << (4 * i);
+      if (by.in_doubt(v[i])) shifted[i] = kRounderBits + exact_code<C>(v[i], g) - g.zero;
     }
   }
-  return word;
+  uint32_t sum = 0;
+#pragma unroll
+  for (int i = 7; i >= 0; --i) sum = sum * 16u + shifted[i];
+  // Nibbles of 0..15: codes + zero, or codes + 8, whose top bit is then that of two's complement.
+  const uint32_t word = sum - kRounderSum;
+  if constexpr (C == Codes::int4_asymmetric) {
+    return word + static_cast<uint32_t>(g.zero) * 0x11111111u;
+  } else {
+    return (word + 0x88888888u) ^ 0x88888888u;
+  }
 }
 
 template <Codes C>
@@ -123,30 +149,35 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t first = blockIdx.x * int64_t{kThreads * U} + threadIdx.x;
   const auto* x = static_cast<const T*>(a.x);
   uint32_t words[U][W];
+  int64_t at[U];  // before the loads: no branch may stand between them
 #pragma unroll
   for (int u = 0; u < U; ++u) {
     const int64_t chunk = first + u * kThreads;
-    int64_t at = chunk * kChunk;
+    at[u] = chunk * kChunk;
     if (a.stride != a.cols) {  // narrow: 32-bit division is several times cheaper
       const int64_t per_row = a.cols / kChunk;
       const int64_t row = narrow ? static_cast<uint32_t>(chunk) / static_cast<uint32_t>(per_row)
                                  : chunk / per_row;
-      at += row * (a.stride - a.cols);
+      at[u] += row * (a.stride - a.cols);
     }
+  }
+#pragma unroll
+  for (int u = 0; u < U; ++u) {
+    const int64_t chunk = first + u * kThreads;
 #pragma unroll
     for (int part = 0; part < W / 4; ++part) {
       Raw<16> raw{0u, 0u, 0u, 0u};
-      if (chunk < chunks) raw = __ldg(reinterpret_cast<const Raw<16>*>(x + at) + part);
+      if (chunk < chunks) raw = __ldg(reinterpret_cast<const Raw<16>*>(x + at[u]) + part);
       memcpy(words[u] + 4 * part, &raw, 16);
     }
   }
 #pragma unroll
   for (int u = 0; u < U; ++u) {
     const int64_t chunk = first + u * kThreads;
+    const GroupScale g = group_scale<C, T>(words[u], lanes);
+    if (chunk >= chunks) continue;
     float v[kChunk];
     unpack_all<T>(words[u], v);
-    const GroupScale g = group_scale<C>(v, lanes);
-    if (chunk >= chunks) continue;
     store_chunk<C>(a, chunk, v, g);
     if ((threadIdx.x & (lanes - 1)) == 0) store_group<C>(a, chunk >> shift, g);
   }
@@ -180,7 +211,10 @@ __global__ void __launch_bounds__(kThreads)
     const int k = 2 * (lane + kWarp * (i / 2)) + i % 2;
     v[i] = k < count ? float_at(x + k) : 0.0f;
   }
-  const GroupScale g = group_scale<C>(v, kWarp);
+  uint32_t words[2 * kPairs];
+#pragma unroll
+  for (int i = 0; i < 2 * kPairs; ++i) words[i] = __float_as_uint(v[i]);
+  const GroupScale g = group_scale<C, float>(words, kWarp);
   if (lane == 0) store_group<C>(a, at, g);
   const int64_t out = row * a.cols + start;
 #pragma unroll

@@ -37,8 +37,14 @@ struct Reciprocal {
   __device__ __forceinline__ float round(float v, bool& safe) const {
     const float shifted = __fmaf_rn(v, inverse, kRounder);
     const float distance = __fmaf_rn(v, inverse, __fsub_rn(kRounder, shifted));
-    safe = safe && fabsf(distance) < kSafe;
+    safe &= fabsf(distance) < kSafe;  // && would test one element after the other
     return shifted;
+  }
+
+  __device__ __forceinline__ bool in_doubt(float v) const {
+    bool safe = true;
+    round(v, safe);
+    return !safe;
   }
 };
 

@@ -27,7 +27,8 @@ void launch_quantize_groups(const GroupArgs& args, Codes codes, Float in, Target
 void launch_dequantize_int8(const uint8_t* q, const float* scale, void* y, int64_t n, int64_t cols,
                             Float out, Target target);
 
-// As GroupArgs, from codes to floats: x is written. INT8 (rows of any length) or INT4.
+// As GroupArgs, from codes to floats: x is written. INT8 (rows of any length) or INT4, whose codes
+// begin at a multiple of 4 bytes.
 void launch_dequantize_int8_groups(const uint8_t* q, const float* scale, void* y, int64_t rows,
                                    int64_t cols, int group, Float out, Target target);
 void launch_dequantize_int4(const uint8_t* q, const float* scale, const uint8_t* zero, void* y,

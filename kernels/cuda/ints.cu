@@ -166,7 +166,8 @@ Output dequantize_int4(const Tensor& q_any, const Tensor& scale_any,
   const Place place = place_of(q_any);
   const DeviceScope scope(place.index);
   check_dequantize_int4(q_any, scale_any, zero_any, group, place);
-  const Tensor q = as_contiguous(q_any);
+  Tensor q = as_contiguous(q_any);
+  if (reinterpret_cast<uintptr_t>(q.const_data_ptr()) % 4 != 0) q = torch::stable::clone(q);
   const Tensor scale = as_contiguous(scale_any);
   std::optional<Tensor> zero;
   if (zero_any) zero = as_contiguous(*zero_any);

@@ -107,7 +107,7 @@ Output amax_hadamard(const Tensor& x_any, bool transposed) {
   const Rows x = as_rows(x_any);
   Output amax = empty(nullptr, 0, dtype_codes().f32, place);
   launch_fp4_amax(source_of(x, in), transposed, amax.data<float>(), in,
-                  current_stream(place.index));
+                  {place.index, current_stream(place.index)});
   return amax;
 }
 
@@ -125,7 +125,8 @@ Output dequantize_nvfp4(const Tensor& codes_any, const Tensor& scales_any, const
   if (reinterpret_cast<uintptr_t>(codes.const_data_ptr()) % 4 != 0) {
     codes = torch::stable::clone(codes);
   }
-  const Tensor scales = as_contiguous(scales_any);
+  Tensor scales = as_contiguous(scales_any);
+  if (shape.gemm && !aligned16(scales.const_data_ptr())) scales = torch::stable::clone(scales);
   const Tensor amax = as_contiguous(amax_any);
   Output y = fp4_output(codes_any, shape, shape.blocks * kFp4Block, code_of(out), place);
   const Fp4Result q{static_cast<uint8_t*>(const_cast<void*>(codes.const_data_ptr())),

@@ -4,7 +4,7 @@
 #include "../common/nvfp4.h"
 #include "../common/philox.h"
 #include "../common/scale_layout.h"
-#include "common.cuh"
+#include "fp8_launch.h"
 
 namespace ixt {
 
@@ -84,7 +84,7 @@ void launch_fp4_both(const Fp4Source& x, const Fp4Result& rows, const Fp4Result&
                      const Fp4Options& options, Float in, cudaStream_t stream);
 
 // Amax of the transformed x in `amax`, one float.
-void launch_fp4_amax(const Fp4Source& x, bool columns, float* amax, Float in, cudaStream_t stream);
+void launch_fp4_amax(const Fp4Source& x, bool columns, float* amax, Float in, Target target);
 
 // `result` describes the codes, which are contiguous; its amax, codes and scales are only read.
 void launch_fp4_dequantize(const Fp4Result& result, bool square, void* y, Float out,
