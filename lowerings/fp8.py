@@ -142,7 +142,9 @@ def _codes(
         product = stored(pointwise(x, F32, x.get_size(), product)).make_loader()
     again = second_pass and device.type != "cpu" and len(x.get_size()) > 1
     # Backwards, nothing could be fused behind it.
-    make = pointwise_backwards if again and not has_fusible_user(V.graph.current_node) else pointwise
+    make = (
+        pointwise_backwards if again and not has_fusible_user(V.graph.current_node) else pointwise
+    )
     return make(x, dtype, x.get_size(), lambda i: saturate_cast(product(i), dtype, device))
 
 

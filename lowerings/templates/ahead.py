@@ -42,7 +42,7 @@ ROWS = """    first = tile_k * ROWS_EACH
 """
 STORE = """    bits = tl.broadcast_to(step<step>, (ROWS_EACH, 1)).to(tl.int32, bitcast=True)
     bits = tl.where(bits == -1, 0x7FC00000, bits)  # one NaN for another
-    tl.store(STATISTICS + <place> * M + idx_m, bits, m_inside)
+    tl.atomic_xchg(STATISTICS + <place> * M + idx_m, bits, m_inside, sem="relaxed")
 """
 LEAVE = """    if tile_m < 0:
         return
@@ -52,7 +52,7 @@ STEP = """    {{modification(subgraph_number=<number>, output_name="step<step>"<
 """
 ELEMENT = """    {{modification(subgraph_number=<number>, output_name="element"<known>)
       | indent_except_first(1)}}"""
-FUNCTIONS = """
+WHEN_THERE = """
 @triton.jit
 def ixt_when_there(pointers):
     # relaxed loads past L1, each thread for itself: the number is all that is needed
@@ -78,6 +78,8 @@ class Ahead(NamedTuple):
     rows: RowVariant
     needed: tuple[int, ...]
     reads: int
+
+    FUNCTIONS = WHEN_THERE
 
     @property
     def kinds(self) -> list[str]:

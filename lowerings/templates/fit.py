@@ -12,6 +12,7 @@ from inductor_ext._compat import V, lowerings
 from inductor_ext._neighbours import comes_from_memory
 
 from ..blocks import reshaped, round_up, swapped
+from .fit_ahead import elements_of
 from .formulas import Rule
 from .producer import Producer, run_template
 from .tile import Variant, template
@@ -86,15 +87,16 @@ def quantize_tiles(
     if along_m:
         others["CODES_M"] = empty(x, (columns, rows), code)
     length, blocks = (columns, rows // group) if along_m else (rows, columns // group)
+    elements = elements_of(x, producer, cut.registers * cut.threads, cut.block_k)
     last = run_template(
-        template(variant),
+        template(variant, elements.ahead),
         (stored_size(length, blocks, place), kind),
-        [others[name] for name in variant.names()],
-        [producer.subgraph()],
-        producer.reads(),
+        [*(others[name] for name in variant.names()), *elements.filled],
+        elements.subgraphs,
+        elements.reads,
         [covered_rows(rows, place), columns],
         GROUP=group, REGISTERS=cut.registers, THREADS=cut.threads, BLOCK_K=cut.block_k,
-        WHOLE=is_whole(rows, cut, place), num_warps=cut.warps,
+        WHOLE=is_whole(rows, cut, place), num_warps=cut.warps, **elements.meta,
     )  # fmt: skip
     results: list[Any] = []
     if along_k:

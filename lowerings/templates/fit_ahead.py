@@ -17,8 +17,8 @@ from .producer import EARLY, Producer, buffers_read, reads_of
 from .row import Variant, pieces_of
 
 MAX_WIDTH = 16384
-# Rows between the statistics and the tiles: enough that nobody waits, few enough for the L2 cache.
-DISTANCE = 384
+# Elements between statistics and tiles: enough that nobody waits, few enough for the L2 cache.
+DISTANCE = 384 * 8192
 
 
 class Elements(NamedTuple):
@@ -60,9 +60,9 @@ def elements_of(x: Any, producer: Producer, block_m: int, block_k: int) -> Eleme
     reads = [buffer for name, buffer in sorted(found.items()) if name not in names]
     kinds = tuple((step.kind, step.stored) for step in steps)
     rows = Variant(None, 0, kinds, pieces_of(int(k)), "plain")
-    each = -(-block_m * block_k // int(k))
+    each = -(-block_m * block_k // int(k))  # so that a stripe's programs reduce a stripe's rows
     meta = {
-        "AHEAD": max(1, DISTANCE // block_m),
+        "AHEAD": max(1, DISTANCE // (block_m * int(k))),
         "ROWS_EACH": 1 << (each - 1).bit_length(),
         "ALIGNED": math.gcd(int(k), 16),
     }

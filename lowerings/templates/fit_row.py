@@ -25,8 +25,8 @@ def quantize_rows(x: Any, rule: Rule, group: int, layout: str = "plain") -> Any:
         group: how many neighbours share a scale; 0 for the whole row.
 
     Returns:
-        None where there are no statistics, or a row is too long for a program's registers, or
-        not made of whole groups.
+        None where groups have no statistics before them, or a row is too long for a program's
+        registers, or not made of whole groups.
     """
     producer = _producer(x)
     if producer is None:
@@ -35,8 +35,8 @@ def quantize_rows(x: Any, rule: Rule, group: int, layout: str = "plain") -> Any:
     if (group and k % group) or (layout == "gemm" and k % 128):
         return None
     steps = steps_of(producer)
-    if not _needs_row(steps):
-        return None
+    if group and not _has_statistics(steps):
+        return None  # tiles do it
     place, blocks = place_of(rule, layout), k // group if group else 1
     codes = empty(x, (producer.rows, k), rule.codes)
     main = (stored_size(producer.rows, blocks, place), rule.scales)
@@ -57,7 +57,7 @@ def amax_of_rows(x: Any) -> Any:
         return None
     producer.load = producer.unrounded
     steps = steps_of(producer, store_all=True)
-    if not _needs_row(steps):
+    if not _has_statistics(steps):
         return None
     return _run(producer, steps, ([producer.rows, 1], torch.int32), [])
 
@@ -76,8 +76,7 @@ def _producer(x: Any) -> Producer | None:
     return producer if 64 <= int(columns) <= MAX_WIDTH else None
 
 
-def _needs_row(steps: list[Step]) -> bool:
-    """Return whether there is a statistic to compute: tiles and loops do the rest."""
+def _has_statistics(steps: list[Step]) -> bool:
     return any(step.kind in STATISTICS for step in steps)
 
 
@@ -97,7 +96,7 @@ def _run(
     reads = _all_reads(producer, elements, set(names))
     k = int(producer.columns)
     kinds = tuple((step.kind, step.stored) for step in steps)
-    rows_each, warps = cut(k)
+    rows_each, warps = cut(k, statistics=_has_statistics(steps))
     return run_template(
         template(Variant(rule, group, kinds, pieces_of(k), place)),
         main,

@@ -188,9 +188,7 @@ def _unstored_where_alone(steps: Sequence[Step], needed: torch.fx.Node) -> list[
         starts = [n for n in step.buffer.get_origins() if n in before and _reduces(n)]
         return bool(starts) and _only_lead_to(ends, before, starts)
 
-    return [
-        step._replace(stored=step.kind in (KEEP, ROW) or not is_alone(step)) for step in steps
-    ]
+    return [step._replace(stored=step.kind in (KEEP, ROW) or not is_alone(step)) for step in steps]
 
 
 def _only_lead_to(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from inductor_ext._compat import TritonTemplate
 
 from .formulas import FORMULAS, Rule, codes_text, scale_text
-from .inside import KEEP, MEAN, MOMENT, ROW, SUM
+from .inside import KEEP, MEAN, MOMENT, ROW
 from .tile import PLACES, SWIZZLE
 
 HEAD = """
@@ -120,15 +120,17 @@ def pieces_of(columns: int) -> tuple[Piece, ...]:
     return tuple(found)
 
 
-def cut(columns: int) -> tuple[int, int]:
+def cut(columns: int, *, statistics: bool) -> tuple[int, int]:
     """Return the rows of a program and its warps, as measured on an H200.
 
-    Some 64 elements a thread, and 16 neighbours a thread in every piece: as many codes as one
-    store takes; with fewer in one piece Triton moves the others through shared memory.
+    Some 64 elements a thread, 32 where no statistic has the threads wait for each other.  And 16
+    neighbours a thread in every piece, as many codes as one store takes: with fewer in one piece
+    Triton moves the others through shared memory.
     """
     rows = max(1, 1024 // _power_of_two(columns))
     least = min(piece.width for piece in pieces_of(columns))
-    return rows, min(max(1, least // 512), max(1, _power_of_two(columns) // 2048))
+    each = 2048 if statistics else 1024
+    return rows, min(max(1, least // 512), max(1, _power_of_two(columns) // each))
 
 
 def _power_of_two(number: int) -> int:
@@ -152,7 +154,9 @@ def template(variant: Variant) -> Any:
             source += _fill(GROUPED, element=_inside(variant, p), width=piece.width)
             source += f"    {scale_text(variant.rule)}\n"
             source += _codes(variant, p, "groups", "[:, :, None]")
-            source += _scales(variant, p, piece.offset // variant.group, piece.width // variant.group)
+            source += _scales(
+                variant, p, piece.offset // variant.group, piece.width // variant.group
+            )
     else:
         source += _row_amax(variant) + f"    {scale_text(variant.rule)}\n"
         for p in range(len(variant.pieces)):

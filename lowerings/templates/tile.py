@@ -123,17 +123,22 @@ def _store(variant: Variant, last: bool) -> str:
 
 
 @cache
-def template(variant: Variant) -> Any:
-    """Return the template of a variant."""
+def template(variant: Variant, ahead: Any = None) -> Any:
+    """Return the template of a variant.
+
+    Args:
+        ahead: an ``ahead.Ahead``, where statistics of rows are to be computed on the way.
+    """
     rule = variant.rule
     words = {"scale": scale_text(rule), "code": rule.code_type, "e5m2": str(rule.e5m2)}
-    names = ", ".join(f'"{name}"' for name in variant.names())
+    names = ", ".join(f'"{name}"' for name in [*variant.names(), *(ahead.names() if ahead else [])])
     source = "{{def_kernel(" + names + ")}}\n"
     if variant.along_k:
         source += '    M = {{size("CODES_K", 0)}}\n    K = {{size("CODES_K", 1)}}'
     else:
         source += '    M = {{size("CODES_M", 1)}}\n    K = {{size("CODES_M", 0)}}'
-    source += HEAD
+    source += ahead.order() if ahead else ORDER
+    source += _fill(HEAD, {"element": ahead.element() if ahead else ELEMENT})
     if variant.along_k:
         source += _fill(ALONG_K, words | {"store": _store(variant, last=not variant.along_m)})
     if variant.along_m:
@@ -141,7 +146,8 @@ def template(variant: Variant) -> Any:
     ways = "k" * variant.along_k + "m" * variant.along_m
     name = f"ixt_tile_{rule.name}_{ways}_{variant.place.replace('-', '_')}_{len(_made)}"
     _made.append(variant)
-    return TritonTemplate(name=name, grid=_grid, source=source + FORMULAS)
+    source += FORMULAS + (ahead.FUNCTIONS if ahead else "")
+    return TritonTemplate(name=name, grid=_grid, source=source)
 
 
 _made: list[Variant] = []
@@ -155,4 +161,4 @@ def _fill(text: str, words: dict[str, str]) -> str:
 
 def _grid(rows: Any, columns: Any, meta: dict[str, Any]) -> tuple[Any, int, int]:
     block_m = meta["REGISTERS"] * meta["THREADS"]
-    return (-(-rows // block_m) * -(-columns // meta["BLOCK_K"]), 1, 1)
+    return ((-(-rows // block_m) + meta["AHEAD"]) * -(-columns // meta["BLOCK_K"]), 1, 1)
