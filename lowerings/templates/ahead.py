@@ -79,8 +79,6 @@ class Ahead(NamedTuple):
     needed: tuple[int, ...]
     reads: int
 
-    FUNCTIONS = WHEN_THERE
-
     @property
     def kinds(self) -> list[str]:
         """The kinds of the steps."""
@@ -101,6 +99,10 @@ class Ahead(NamedTuple):
             inside += _fill(STORE, step=step, place=place)
         inside = "".join(f"    {line}" for line in inside.splitlines(keepends=True))
         return text + ROWS + inside.replace("indent_except_first(1)", "indent_except_first(2)")
+
+    def functions(self) -> str:
+        """Return the functions that the texts call."""
+        return WHEN_THERE
 
     def element(self) -> str:
         """Return the text that computes ``element``, from what was read and the statistics."""

@@ -146,7 +146,7 @@ def template(variant: Variant, ahead: Any = None) -> Any:
     ways = "k" * variant.along_k + "m" * variant.along_m
     name = f"ixt_tile_{rule.name}_{ways}_{variant.place.replace('-', '_')}_{len(_made)}"
     _made.append(variant)
-    source += FORMULAS + (ahead.FUNCTIONS if ahead else "")
+    source += FORMULAS + (ahead.functions() if ahead else "")
     return TritonTemplate(name=name, grid=_grid, source=source)
 
 
