@@ -116,6 +116,8 @@ def _module(kernel: str, folder: Path, name: str) -> Any:
     for function in ("pack4", "scales"):
         pattern = rf"@triton\.jit\ndef ixt_{function}.*?(?=\n@triton|\Z)"
         text = re.sub(pattern, "", text, flags=re.S)
+    divide = "@triton.jit\ndef ixt_div(a, b):\n    return a / b\n"
+    text = re.sub(r"@triton\.jit\ndef ixt_div.*?(?=\n@triton|\Z)", divide, text, flags=re.S)
     # Programs run one after another here: what a program would wait for is there, or never comes.
     waiting = r"    bits = tl\.inline_asm_elementwise\(.*?pack=1\)\n"
     text = re.sub(waiting, "", text, flags=re.S)

@@ -118,6 +118,11 @@ def codes_text(rule: Rule, values: str, each: str) -> str:
 # The arithmetic is docs/formats.md's; kernels/common/{fp8,mxfp8}.h hold the same for C++ and CUDA.
 FORMULAS = """
 @triton.jit
+def ixt_div(a, b):
+    return tl.inline_asm_elementwise(
+        "div.rn.f32 $0, $1, $2;", "=f,f,f", [a, b], dtype=tl.float32, is_pure=True, pack=1)
+
+@triton.jit
 def ixt_amax(x, AXIS: tl.constexpr):
     # the maximum of a number and NaN is the number, that of NaNs alone becomes 0
     return tl.maximum(tl.max(tl.abs(x), AXIS), 0.0)
