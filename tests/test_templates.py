@@ -197,15 +197,15 @@ def test_a_value_that_a_kernel_read_before() -> None:
 
 
 AHEAD = [
-    (MX, "both", (256, 512)),
-    (GEMM, "both", (2, 160, 640)),  # rows that are no whole tile, and swizzled scales beyond them
-    (BLOCK, "both", (2, 128, 384)),
-    (MX, "column", (3, 96, 192)),
+    *((norm, MX, "both", (256, 512)) for norm in NORMS),
+    # rows that are no whole tile, and swizzled scales beyond them
+    ("residual, rms_norm", GEMM, "both", (2, 160, 640)),
+    ("layer_norm", BLOCK, "both", (2, 128, 384)),
+    ("rms_norm", MX, "column", (3, 96, 192)),
 ]
 
 
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize(("fmt", "way", "shape"), AHEAD, ids=lambda value: str(value)[:12])
+@pytest.mark.parametrize(("norm", "fmt", "way", "shape"), AHEAD, ids=lambda value: str(value)[:18])
 def test_norm_in_both_orientations(
     norm: str, fmt: ixt.Format, way: str, shape: tuple[int, ...]
 ) -> None:

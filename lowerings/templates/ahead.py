@@ -28,8 +28,8 @@ ORDER = """
     tile_k = tl.program_id(0) % tiles_k
     number = tl.arange(0, REGISTERS * THREADS)
     early = (tile_m * REGISTERS * THREADS + (number % THREADS) * REGISTERS + number // THREADS)
-    early_m = tl.minimum(tl.maximum(early, 0), M - 1).to(INDEX_DTYPE)[:, None]
-    early_k = (tile_k * BLOCK_K + tl.arange(0, BLOCK_K))[None, :]
+    idx_early_m = tl.minimum(tl.maximum(early, 0), M - 1).to(INDEX_DTYPE)[:, None]
+    idx_early_k = (tile_k * BLOCK_K + tl.arange(0, BLOCK_K))[None, :]
 """
 READ = """    {{modification(subgraph_number=<number>, output_name="step<step>")
       | indent_except_first(1)}}

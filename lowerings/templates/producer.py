@@ -33,10 +33,10 @@ from .quick import quick
 # The template's variables for the position of an element in the matrix (M, K).
 ROW = sympy.Symbol("idx_m", integer=True, nonnegative=True)
 COLUMN = sympy.Symbol("idx_k", integer=True, nonnegative=True)
-# The same for what is read before anything else is known.
+# The same for what is read before anything else is known; Inductor takes "idx" for an index.
 EARLY = (
-    sympy.Symbol("early_m", integer=True, nonnegative=True),
-    sympy.Symbol("early_k", integer=True, nonnegative=True),
+    sympy.Symbol("idx_early_m", integer=True, nonnegative=True),
+    sympy.Symbol("idx_early_k", integer=True, nonnegative=True),
 )
 
 
