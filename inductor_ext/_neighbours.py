@@ -25,11 +25,10 @@ def stands_alone(node: torch.fx.Node, args: Any) -> bool:
         node: the op's call in the graph that is being lowered.
         args: its arguments as Inductor IR.
     """
-    return comes_from_memory(args[0]) and not has_fusible_user(node)
+    return comes_from_memory(args[0]) and not _has_fusible_user(node)
 
 
-def has_fusible_user(node: torch.fx.Node) -> bool:
-    """Return whether an op's result goes to anything that Inductor may fuse with it."""
+def _has_fusible_user(node: torch.fx.Node) -> bool:
     return any(_may_fuse(user) for user in node.users)
 
 
@@ -39,10 +38,10 @@ def _may_fuse(user: torch.fx.Node) -> bool:
         return False
     target = user.target
     if not isinstance(target, torch._ops.OpOverload):
-        return has_fusible_user(user)  # getitem
+        return _has_fusible_user(user)  # getitem
     if target.namespace in ("aten", "prims"):
         if target in _VIEWS:
-            return has_fusible_user(user)
+            return _has_fusible_user(user)
         return target not in _PRODUCTS
     from .registry import contracts
 

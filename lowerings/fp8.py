@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from inductor_ext import config
-from inductor_ext._compat import V, ops
-from inductor_ext._neighbours import has_fusible_user
+from inductor_ext._compat import ops
 
 from . import templates
 from .vocabulary import (
@@ -24,7 +23,6 @@ from .vocabulary import (
     load_f32,
     load_unrounded,
     pointwise,
-    pointwise_backwards,
     rounded,
     saturate_cast,
     stored,
@@ -104,7 +102,7 @@ def _current(
     inverse = pointwise(
         x, F32, amax.get_size(), lambda index: div_rn(f32(1.0), load_scale(index), device)
     )
-    return _codes(x, value, scale, dtype, second_pass=not rowwise), inverse
+    return _codes(x, value, scale, dtype), inverse
 
 
 def current_scale(
@@ -123,14 +121,7 @@ def current_scale(
     return ops.where(ordinary, scale, f32(1.0))
 
 
-def _codes(
-    x: Any, value: Expression, scale: Any, dtype: torch.dtype, *, second_pass: bool = False
-) -> Any:
-    """Return the codes.
-
-    Args:
-        second_pass: whether a pass over all of ``x`` comes before this one.
-    """
+def _codes(x: Any, value: Expression, scale: Any, dtype: torch.dtype) -> Any:
     multiplier, device = _scale_of(x, scale), x.get_device()
 
     def product(index: Sequence[Any]) -> Any:
@@ -140,12 +131,9 @@ def _codes(
         # As a node of its own: the C++ back end then takes fp32's vector length for the loop, for
         # which it has a vectorized conversion to FP8; at bf16's length it converts one by one.
         product = stored(pointwise(x, F32, x.get_size(), product)).make_loader()
-    again = second_pass and device.type != "cpu" and len(x.get_size()) > 1
-    # Backwards, nothing could be fused behind it.
-    make = (
-        pointwise_backwards if again and not has_fusible_user(V.graph.current_node) else pointwise
+    return pointwise(
+        x, dtype, x.get_size(), lambda index: saturate_cast(product(index), dtype, device)
     )
-    return make(x, dtype, x.get_size(), lambda i: saturate_cast(product(i), dtype, device))
 
 
 def _has_row_scale(x: Any, scale: Any) -> bool:

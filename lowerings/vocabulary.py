@@ -149,28 +149,6 @@ def pointwise(like: Any, dtype: torch.dtype, size: Sequence[Any], expression: Ex
     )
 
 
-def pointwise_backwards(
-    like: Any, dtype: torch.dtype, size: Sequence[Any], expression: Expression
-) -> Any:
-    """Return a stored tensor (*, K) of which the last rows are computed first.
-
-    What a pass over the rows before it read last is in the L2 cache still, and read from there.
-    """
-    *rows, _ = size
-
-    def backwards(index: Sequence[Any]) -> list[Any]:
-        return [*(n - 1 - i for n, i in zip(rows, index, strict=False)), index[-1]]
-
-    scatter = ir.Scatter(
-        device=like.get_device(),
-        dtype=dtype,
-        inner_fn=lambda index: expression(backwards(index)),
-        ranges=list(size),
-        output_indexer=backwards,
-    )
-    return stored(ir.TensorBox.create(scatter))
-
-
 def known_equal(size: Any, value: int) -> bool:
     """Return whether a size is known to be ``value`` while compiling (symbols may not be)."""
     return bool(V.graph.sizevars.statically_known_equals(size, value))

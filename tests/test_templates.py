@@ -319,6 +319,22 @@ def test_the_amax_of_a_tensor_behind_a_norm(fmt: ixt.Format) -> None:
     assert ["_tem_" in name for name in graph.kernels] == [True, False, False]
 
 
+@pytest.mark.parametrize("fmt", [ROW, INT8, MX, GEMM], ids=repr)
+def test_one_row_kernel_for_every_batch(fmt: ixt.Format) -> None:
+    """The number of rows is an argument of the kernel and of its grid."""
+
+    def chain(x: Tensor, w: Tensor) -> Any:
+        assert x.shape[-1] == 384
+        return ixt.quantize(F.rms_norm(x, w.shape, w), fmt)[:2]
+
+    arguments = torch.randn(6, 40, 384).bfloat16(), torch.randn(384).bfloat16()
+    (graph,) = fake_gpu.capture(chain, arguments, "sm_90", dynamic=True)
+    (kernel,) = graph.kernels.values()
+    assert "_tem_" in kernel.name
+    assert re.search(r"M = .*ks\d", kernel.source)
+    assert not graph.externs
+
+
 def test_a_matrix_that_is_read_transposed_is_no_step() -> None:
     """Square: only where it is read tells the sum from its transpose."""
 

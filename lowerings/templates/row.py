@@ -123,14 +123,15 @@ def pieces_of(columns: int) -> tuple[Piece, ...]:
 def cut(columns: int, *, statistics: bool) -> tuple[int, int]:
     """Return the rows of a program and its warps, as measured on an H200.
 
-    Some 64 elements a thread, 32 where no statistic has the threads wait for each other.  And 16
+    64 to 127 elements a thread, half of it where there is no statistic to wait for.  And 16
     neighbours a thread in every piece, as many codes as one store takes: with fewer in one piece
     Triton moves the others through shared memory.
     """
     rows = max(1, 1024 // _power_of_two(columns))
     least = min(piece.width for piece in pieces_of(columns))
     each = 2048 if statistics else 1024
-    return rows, min(max(1, least // 512), max(1, _power_of_two(columns) // each))
+    warps = 1 << max(0, (columns // each).bit_length() - 1)
+    return rows, min(max(1, least // 512), warps)
 
 
 def _power_of_two(number: int) -> int:
