@@ -55,14 +55,12 @@ ELEMENT = """    {{modification(subgraph_number=<number>, output_name="element"<
 WHEN_THERE = """
 @triton.jit
 def ixt_when_there(pointers):
-    # relaxed loads past L1, each thread for itself: the number is all that is needed
-    bits = tl.load(pointers, volatile=True)
-    bits = tl.inline_asm_elementwise(
-        "{ .reg .pred p; mov.b32 $0, $1; setp.ne.s32 p, $0, -1; @p bra THERE;"
-        " AGAIN: ld.relaxed.gpu.global.b32 $0, [$2]; setp.eq.s32 p, $0, -1; @p bra AGAIN;"
-        " THERE: }",
-        "=&r,r,l", [bits, pointers], dtype=tl.int32, is_pure=False, pack=1)
-    return bits.to(tl.float32, bitcast=True)
+    # All rows are waited for before one is taken: Triton may take a row in several threads.  Past
+    # L1, which may hold a line from before.
+    missing = 1
+    while missing > 0:
+        missing = tl.max((tl.load(pointers, volatile=True) == -1).to(tl.int32), 0)
+    return tl.load(pointers, cache_modifier=".cg").to(tl.float32, bitcast=True)
 """
 
 
@@ -109,7 +107,9 @@ class Ahead(NamedTuple):
         count = len(self.kinds)
         known = {f"step{count + read}": f"step{count + read}" for read in range(self.reads)}
         for place, step in enumerate(self.needed):
-            known[f"step{step}"] = f"ixt_when_there(STATISTICS + {place} * M + idx_m)"
+            known[f"step{step}"] = (
+                f"ixt_when_there(STATISTICS + {place} * M + tl.minimum(m, M - 1))[:, None]"
+            )
         text, number = LEAVE, count + self.reads
         for step, kind in enumerate(self.kinds):
             if kind == KEEP:

@@ -12,7 +12,7 @@ from inductor_ext._compat import V, ops
 
 from ..vocabulary import F32, Expression, pointwise, stored
 from .ahead import Ahead
-from .inside import KEEP, STATISTICS, hand_over, steps_of, substitute
+from .inside import KEEP, STATISTICS, Step, hand_over, steps_of, substitute
 from .producer import EARLY, Producer, buffers_read, reads_of
 from .row import Variant, pieces_of
 
@@ -39,10 +39,8 @@ class Elements(NamedTuple):
 
 def elements_of(x: Any, producer: Producer, block_m: int, block_k: int) -> Elements:
     """Return how a tile of (block_m, block_k) gets its elements."""
-    k = V.graph.sizevars.simplify(producer.columns)
-    fixed = getattr(k, "is_Integer", isinstance(k, int)) and 64 <= int(k) <= MAX_WIDTH
-    steps = steps_of(producer) if fixed else []
-    if not any(step.kind in STATISTICS for step in steps):
+    steps = statistics_of(producer)
+    if not steps:
         return Elements(None, [], [producer.subgraph()], producer.reads(), {"AHEAD": 0})
     names = [step.name for step in steps]
     kept = [step.element for step in steps if step.kind == KEEP]
@@ -59,18 +57,27 @@ def elements_of(x: Any, producer: Producer, block_m: int, block_k: int) -> Eleme
         found |= {b.get_name(): b for b in buffers_read(load, producer.rows, producer.columns)}
     reads = [buffer for name, buffer in sorted(found.items()) if name not in names]
     kinds = tuple((step.kind, step.stored) for step in steps)
-    rows = Variant(None, 0, kinds, pieces_of(int(k)), "plain")
-    each = -(-block_m * block_k // int(k))  # so that a stripe's programs reduce a stripe's rows
+    k = int(producer.columns)
+    rows = Variant(None, 0, kinds, pieces_of(k), "plain")
+    each = -(-block_m * block_k // k)  # so that a stripe's programs reduce a stripe's rows
     meta = {
-        "AHEAD": max(1, DISTANCE // (block_m * int(k))),
+        "AHEAD": max(1, DISTANCE // (block_m * k)),
         "ROWS_EACH": 1 << (each - 1).bit_length(),
-        "ALIGNED": math.gcd(int(k), 16),
+        "ALIGNED": math.gcd(k, 16),
     }
     empty = pointwise(
         x, torch.int32, [len(needed), producer.rows], lambda _: ops.constant(-1, torch.int32)
     )
     ahead = Ahead(rows, tuple(needed), len(early))
     return Elements(ahead, [stored(empty), *hand_over(steps)], subgraphs, reads, meta)
+
+
+def statistics_of(producer: Producer) -> list[Step]:
+    """Return what is to be computed of rows before their elements; nothing without statistics."""
+    k = V.graph.sizevars.simplify(producer.columns)
+    fixed = getattr(k, "is_Integer", isinstance(k, int)) and 64 <= int(k) <= MAX_WIDTH
+    steps = steps_of(producer) if fixed else []
+    return steps if any(step.kind in STATISTICS for step in steps) else []
 
 
 def _reads(producer: Producer, load: Expression) -> list[Any]:
