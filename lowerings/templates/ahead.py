@@ -6,11 +6,11 @@ stripe that lies AHEAD stripes further down, and then does a tile of its own str
 read shortly before, and come from the L2 cache.  The tile's elements are loaded first of all, so
 that both loads are under way together.
 
-A statistic is stored as the bits of its number, in a buffer that was filled with -1, and a tile
-reads it, early and then until it is something else; there is nothing else that the programs tell each other.  This
-cannot hang, however few programs run at a time: a program waits for statistics of programs with
-smaller numbers only, a GPU starts programs in the order of their numbers, and a program stores its
-statistics before it waits.
+A statistic is stored as the bits of its number, in a buffer that was filled with -1.  A tile reads
+it early, and then until it is something else; there is nothing else that the programs tell each
+other.  This cannot hang, however few programs run at a time: a program waits for statistics of
+programs with smaller numbers only, a GPU starts programs in the order of their numbers, and a
+program stores its statistics before it waits.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import torch
 
 from inductor_ext import config
 from inductor_ext._compat import V, lowerings, ops
-from inductor_ext._neighbours import comes_from_memory
+from inductor_ext._neighbours import codes_are_fusible, comes_from_memory
 
 from ..blocks import reshaped, round_up, swapped
 from .fit_ahead import elements_of, statistics_of
@@ -56,15 +56,23 @@ def may_use_template(x: Any) -> bool:
     return config.templates and x.get_device().type == "cuda" and not comes_from_memory(x)
 
 
+def codes_have_neighbours() -> bool:
+    """Return whether the codes of the op that is being lowered go on in generated code.
+
+    Nothing fuses behind a template: a plain lowering has that in its kernel.
+    """
+    return codes_are_fusible(V.graph.current_node)
+
+
 def cut_for(
     x: Any, group: int, along_k: bool, along_m: bool, layout: str, square: bool = False
 ) -> Cut | None:
     """Return how the template would quantize ``x``, None where it cannot.
 
     Whole groups only, and M and K of which four codes make a word and a tile is never ragged
-    along K.  Squares only behind a norm: the plain lowering is as good for a pointwise producer.
+    along K.  Squares only behind a norm, the only place where the template was measured.
     """
-    if not may_use_template(x) or len(x.get_size()) < 2:
+    if not may_use_template(x) or codes_have_neighbours() or len(x.get_size()) < 2:
         return None
     producer = Producer(x)
     norm = bool(statistics_of(producer))
@@ -133,10 +141,11 @@ def quantize_tiles(
 def static_both(x: Any, scale: Any, dtype: torch.dtype) -> tuple[Any, Any] | None:
     """Return the codes for a given scale, and their transpose; None where the template cannot.
 
-    It takes no amax: where that is asked for, the plain lowering has it from the same pass.
+    It takes no amax: where that is asked for, the plain lowering has it from the same pass.  And
+    only behind a norm, the only place where it was measured.
     """
     asked = {user.args[1] for user in V.graph.current_node.users}
-    if 3 in asked or not may_use_template(x) or len(x.get_size()) < 2:
+    if 3 in asked or not may_use_template(x) or codes_have_neighbours() or len(x.get_size()) < 2:
         return None
     producer = Producer(x)
     if not statistics_of(producer):
