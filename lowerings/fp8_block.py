@@ -39,8 +39,9 @@ def quantize_fp8_block(
         rule_of(x, dtype, eps, pow2),
         max(block_m, block_k),
         layout,
-        along_k=block_m == 1 and not transposed,
-        along_m=block_k == 1 and transposed,
+        along_k=block_m in (1, block_k) and not transposed,
+        along_m=block_k in (1, block_m) and transposed,
+        square=block_m == block_k,
     )
     if fused is not None:
         return fused  # type: ignore[no-any-return]
@@ -87,7 +88,7 @@ def quantize_fp8_block_both(
 ) -> tuple[Any, Any, Any, Any]:
     """Lower ``inductor_ext::quantize_fp8_block_both``."""
     fused = templates.quantize(
-        x, rule_of(x, dtype, eps, pow2), block, layout, along_k=not square, along_m=not square
+        x, rule_of(x, dtype, eps, pow2), block, layout, along_k=True, along_m=True, square=square
     )
     if fused is not None:
         return fused  # type: ignore[no-any-return]

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from . import templates
 from .blocks import Blocks, as_matrix, elements, reshaped, transposed_matrix
 from .fp8 import current_scale, quantize_fp8_static, quantize_fp8_tensor
 from .vocabulary import F32, amax_of_groups, div_rn, f32, pointwise, stored
@@ -14,7 +15,10 @@ from .vocabulary import F32, amax_of_groups, div_rn, f32, pointwise, stored
 
 def quantize_fp8_static_both(x: Any, scale: Any, dtype: torch.dtype) -> tuple[Any, Any, Any, Any]:
     """Lower ``inductor_ext::quantize_fp8_static_both``."""
+    fused = templates.static_both(x, scale, dtype)
     codes, scale_inv, amax = quantize_fp8_static(x, scale, dtype)
+    if fused is not None:
+        return (*fused, scale_inv, amax)
     return codes, transposed_matrix(as_matrix(codes)), scale_inv, amax
 
 

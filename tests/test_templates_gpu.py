@@ -73,6 +73,72 @@ def test_norm(fmt: ixt.Format, norm: str, shape: tuple[int, ...]) -> None:
     assert torch.allclose(a, b, rtol=0.13, atol=1e-3)
 
 
+@pytest.mark.parametrize("shape", [(64, 128), (2, 160, 640), (4096, 8192), (96, 16384)], ids=str)
+@pytest.mark.parametrize("norm", cpu.NORMS)
+def test_norm_in_both_orientations(norm: str, shape: tuple[int, ...]) -> None:
+    """Tiles wait for statistics of other programs: nothing hangs, every run gives the same."""
+
+    def chain(x: Tensor, r: Tensor, w: Tensor) -> Any:
+        return ixt.quantize(cpu.NORMS[norm](x, r, w), cpu.MX, orientation="both")
+
+    x, r = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    w = torch.randn(shape[-1], device="cuda", dtype=torch.bfloat16)
+    compiled = torch.compile(chain, fullgraph=True)
+    got, want = compiled(x, r, w), chain(x, r, w)
+    for q, expected in ((got.row, want.row), (got.column, want.column)):
+        a, b = (ixt.dequantize(t, cpu.MX, torch.float32) for t in (q, expected))
+        assert float((a != b).float().mean()) < 2e-3
+    for _ in range(50):
+        _same(compiled(x, r, w), got)
+
+
+@pytest.mark.parametrize("shape", [(128, 512), (2, 128, 2560), (1024, 14336)], ids=str)
+@pytest.mark.parametrize("way", ["row", "both"])
+@pytest.mark.parametrize("fmt", [cpu.SQUARE, cpu.SQUARE_GEMM], ids=["plain", "gemm"])
+def test_norm_to_squares(fmt: ixt.Format, way: str, shape: tuple[int, ...]) -> None:
+    """The gemm layout has padding here and there: then the plain lowering, with the same bits."""
+
+    def chain(x: Tensor, w: Tensor) -> Any:
+        return ixt.quantize(F.rms_norm(x, w.shape, w), fmt, orientation=way)  # type: ignore[call-overload]
+
+    _moves_few(chain, torch.randn(shape, device="cuda", dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("shape", [(128, 192), (3, 28, 640), (4096, 8192)], ids=str)
+def test_norm_to_a_given_scale_in_both_orientations(shape: tuple[int, ...]) -> None:
+    fmt, scale = ixt.FP8(granularity="tensor"), torch.tensor(20.0, device="cuda")
+
+    def chain(x: Tensor, w: Tensor) -> list[Tensor]:
+        q = ixt.quantize(F.rms_norm(x, w.shape, w), fmt, scale, orientation="both")
+        return [q.row.codes, q.column.codes]
+
+    _moves_few(chain, torch.randn(shape, device="cuda", dtype=torch.bfloat16))
+
+
+def _moves_few(chain: Callable[..., Any], x: Tensor) -> None:
+    """Nearly all bytes are the eager ops' (the order of a row's sum), the same in every run."""
+    w = torch.randn(x.shape[-1], device="cuda", dtype=torch.bfloat16)
+    compiled = torch.compile(chain, fullgraph=True)
+    got, want = (_tensors(f(x, w)) for f in (compiled, chain))
+    for a, b in zip(got, want, strict=True):
+        assert a.shape == b.shape
+        assert a.stride() == b.stride()
+        same = [t.contiguous().view(-1).view(torch.uint8) for t in (a, b)]
+        assert float((same[0] != same[1]).float().mean()) < 2e-3
+    for _ in range(50):
+        assert all(
+            torch.equal(a, b) for a, b in zip(_bytes(compiled(x, w)), _bytes(got), strict=True)
+        )
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    return result if isinstance(result, list) else cpu.plain_tensors(result)
+
+
+def _bytes(result: Any) -> list[Tensor]:
+    return [t.contiguous().view(-1).view(torch.uint8) for t in _tensors(result)]
+
+
 @pytest.mark.parametrize("rows", [1, 64, 4096])
 def test_a_value_used_twice(rows: int) -> None:
     def chain(x: Tensor, r: Tensor, w: Tensor) -> Any:

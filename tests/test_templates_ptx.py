@@ -41,3 +41,29 @@ def test_ptxas_takes_it(fmt: ixt.Format) -> None:
     (kernel,) = graph.kernels.values()
     assert "_tem_" in kernel.name
     assert all(compiled["cubin"] for compiled in kernel.asm)
+
+
+NORMS = [
+    *((fmt, "both") for fmt in FORMATS[:6]),
+    (ixt.FP8(granularity="square"), "row"),
+    (ixt.FP8(granularity="square", dtype=torch.float8_e5m2, pow2=True, layout="gemm"), "both"),
+    *((ixt.FP8(granularity="tensor", dtype=dtype), "both") for dtype in CODES),
+]
+
+
+@pytest.mark.parametrize(("fmt", "way"), NORMS, ids=repr)
+def test_ptxas_takes_it_behind_a_norm(fmt: ixt.Format, way: str) -> None:
+    """The texts that reduce rows ahead of tiles; with one scale a tensor it is given."""
+    given = [torch.tensor(20.0)] if getattr(fmt, "granularity", "") == "tensor" else []
+
+    def chain(x: Tensor, w: Tensor, *scale: Tensor) -> list[Tensor]:
+        y = torch.nn.functional.rms_norm(x, w.shape, w)
+        q = ixt.quantize(y, fmt, *scale, orientation=way)  # type: ignore[call-overload]
+        return [t for part in ((q.row, q.column) if way == "both" else (q,)) for t in part[:2]]
+
+    with ixt.config.patch(enabled=True, templates=True, strict=True):
+        arguments = (torch.randn(512, 512).bfloat16(), torch.randn(512).bfloat16(), *given)
+        (graph,) = fake_gpu.capture(chain, arguments, "sm_90", asm=True)
+    (kernel,) = (kernel for kernel in graph.kernels.values() if "_tem_" in kernel.name)
+    assert "STATISTICS" in kernel.source
+    assert all(compiled["cubin"] for compiled in kernel.asm)

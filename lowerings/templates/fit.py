@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import torch
 
 from inductor_ext import config
-from inductor_ext._compat import V, lowerings
+from inductor_ext._compat import V, lowerings, ops
 from inductor_ext._neighbours import codes_are_fusible, comes_from_memory
 
 from ..blocks import reshaped, round_up, swapped
+from .fit_ahead import elements_of, statistics_of
 from .formulas import Rule
 from .producer import Producer, run_template
 from .tile import Variant, template
@@ -38,6 +39,16 @@ _CUTS = {
     (128, False, True): (Cut(8, 16, 64, 4),),
     (128, True, False): (Cut(8, 8, 128, 4),),
 }
+# Behind a norm, docs/benchmarks/ahead-h200.txt.  A weight of as many columns as threads would have
+# its load decide how the tile is spread, for which Triton then moves everything.
+_NORM_CUTS = _CUTS | {
+    (32, True, True): (Cut(8, 16, 64, 4),),
+    (32, True, False): (Cut(8, 16, 64, 4),),
+    (64, True, False): (Cut(8, 16, 64, 4),),
+    (128, True, False): (Cut(8, 16, 64, 4),),
+}
+_SQUARE = Cut(8, 16, 128, 8)
+_STATIC = (Cut(4, 16, 128, 8), Cut(8, 16, 64, 4))
 
 
 def may_use_template(x: Any) -> bool:
@@ -53,64 +64,125 @@ def codes_have_neighbours() -> bool:
     return codes_are_fusible(V.graph.current_node)
 
 
-def cut_for(x: Any, group: int, along_k: bool, along_m: bool, layout: str) -> Cut | None:
+def cut_for(
+    x: Any, group: int, along_k: bool, along_m: bool, layout: str, square: bool = False
+) -> Cut | None:
     """Return how the template would quantize ``x``, None where it cannot.
 
     Whole groups only, and M and K of which four codes make a word and a tile is never ragged
-    along K.
+    along K.  Squares only behind a norm, the only place where the template was measured.
     """
     if not may_use_template(x) or codes_have_neighbours() or len(x.get_size()) < 2:
         return None
-    multiple = V.graph.sizevars.statically_known_multiple_of
     producer = Producer(x)
+    norm = bool(statistics_of(producer))
+    if square:
+        if not norm or group != _SQUARE.block_k:
+            return None
+        # Scales have no padding then; see the layout's.
+        multiple = 4 * group if layout == "gemm" else group
+        of_rows = multiple if along_m else group
+        return _first((_SQUARE,), producer, of_rows, multiple if along_k else group)
+    of_columns = 128 if layout == "gemm" else 1
+    cuts = (_NORM_CUTS if norm else _CUTS)[group, along_k, along_m]
+    return _first(cuts, producer, group if along_m else 1, of_columns)
+
+
+def _first(cuts: Sequence[Cut], producer: Producer, of_rows: int, of_columns: int) -> Cut | None:
+    """Return the first cut that takes the matrix, which has multiples of these sizes."""
+    multiple = V.graph.sizevars.statically_known_multiple_of
     if (
         producer.uses_positions()
         or producer.is_huge()
-        or not multiple(producer.rows, group if along_m else 1)
+        or not multiple(producer.rows, of_rows)
         or not V.graph.sizevars.statically_known_gt(producer.rows, 0)
     ):
         return None
-    for cut in _CUTS[group, along_k, along_m]:
-        if multiple(producer.columns, max(cut.block_k, 128 if layout == "gemm" else 1)):
+    for cut in cuts:
+        if multiple(producer.columns, max(cut.block_k, of_columns)):
             return cut
     return None
 
 
 def quantize_tiles(
-    x: Any, rule: Rule, group: int, cut: Cut, *, along_k: bool, along_m: bool, layout: str
-) -> tuple[Any, ...]:
+    x: Any, rule: Rule, group: int, cut: Cut, *, along_k: bool, along_m: bool, layout: str,
+    square: bool = False,
+) -> tuple[Any, ...]:  # fmt: skip
     """Return (codes, scales) along K, then (codes, scales) along M transposed, those asked for."""
     producer = Producer(x)
-    place = place_of(rule, layout)
-    variant = Variant(rule, along_k, along_m, place)
-    code = torch.float8_e5m2 if rule.e5m2 else torch.float8_e4m3fn
-    kind = torch.uint8 if rule.kind == "mxfp8" else torch.float32
+    place = "plain" if square else place_of(rule, layout)
     rows, columns = producer.rows, producer.columns
+    blocks = (rows // group if square else rows), columns // group
+    size_k = stored_size(*blocks, place)
+    blocks = (columns // group if square else columns), rows // group
+    size_m = stored_size(*blocks, place)
     others: dict[str, Any] = {}
     if along_k:
-        others["CODES_K"] = empty(x, (rows, columns), code)
+        others["CODES_K"] = empty(x, (rows, columns), rule.codes)
         if along_m:
-            others["SCALES_K"] = empty(x, stored_size(rows, columns // group, place), kind)
+            others["SCALES_K"] = empty(x, size_k, rule.scales)
     if along_m:
-        others["CODES_M"] = empty(x, (columns, rows), code)
-    length, blocks = (columns, rows // group) if along_m else (rows, columns // group)
-    last = run_template(
-        template(variant),
-        (stored_size(length, blocks, place), kind),
-        [others[name] for name in variant.names()],
-        [producer.subgraph()],
-        producer.reads(),
-        [covered_rows(rows, place), columns],
-        GROUP=group, REGISTERS=cut.registers, THREADS=cut.threads, BLOCK_K=cut.block_k,
-        WHOLE=is_whole(rows, cut, place), num_warps=cut.warps,
-    )  # fmt: skip
+        others["CODES_M"] = empty(x, (columns, rows), rule.codes)
+    variant = Variant(rule, along_k, along_m, place, square)
+    main = (size_m if along_m else size_k, rule.scales)
+    last = _run(x, producer, variant, main, others, cut, group)
     results: list[Any] = []
     if along_k:
         scales = others["SCALES_K"] if along_m else last
-        results += as_given(others["CODES_K"], scales, x, columns // group, place)
+        if square:
+            results += [_shaped(others["CODES_K"], x.get_size()), scales]
+        else:
+            results += as_given(others["CODES_K"], scales, x, columns // group, place)
     if along_m:
         results += [others["CODES_M"], _matrix(last, place)]
     return tuple(results)
+
+
+def static_both(x: Any, scale: Any, dtype: torch.dtype) -> tuple[Any, Any] | None:
+    """Return the codes for a given scale, and their transpose; None where the template cannot.
+
+    It takes no amax: where that is asked for, the plain lowering has it from the same pass.  And
+    only behind a norm, the only place where it was measured.
+    """
+    asked = {user.args[1] for user in V.graph.current_node.users}
+    if 3 in asked or not may_use_template(x) or codes_have_neighbours() or len(x.get_size()) < 2:
+        return None
+    producer = Producer(x)
+    if not statistics_of(producer):
+        return None
+    cut = _first(_STATIC, producer, 4, 1)
+    if cut is None:
+        return None
+    value, load_scale, ones = producer.load, scale.make_loader(), len(scale.get_size())
+    producer.load = lambda index: ops.mul(value(index), load_scale([0] * ones))
+    rule = Rule("static", dtype == torch.float8_e5m2)
+    others = {"CODES_M": empty(x, (producer.columns, producer.rows), dtype)}
+    main = ((producer.rows, producer.columns), dtype)
+    codes = _run(x, producer, Variant(rule, True, True, "plain"), main, others, cut, 1)
+    return _shaped(codes, x.get_size()), others["CODES_M"]
+
+
+def _run(
+    x: Any,
+    producer: Producer,
+    variant: Variant,
+    main: tuple[Sequence[Any], torch.dtype],
+    others: dict[str, Any],
+    cut: Cut,
+    group: int,
+) -> Any:
+    """Put the template into the graph; return its last result, of the size and dtype ``main``."""
+    elements = elements_of(x, producer, cut.registers * cut.threads, cut.block_k)
+    return run_template(
+        template(variant, elements.ahead),
+        main,
+        [*(others[name] for name in variant.names()), *elements.filled],
+        elements.subgraphs,
+        elements.reads,
+        [covered_rows(producer.rows, variant.place), producer.columns],
+        GROUP=group, REGISTERS=cut.registers, THREADS=cut.threads, BLOCK_K=cut.block_k,
+        WHOLE=is_whole(producer.rows, cut, variant.place), num_warps=cut.warps, **elements.meta,
+    )  # fmt: skip
 
 
 def is_whole(rows: Any, cut: Cut, place: str) -> bool:

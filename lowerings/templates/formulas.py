@@ -11,7 +11,8 @@ class Rule(NamedTuple):
     """How a block's amax becomes its scale and multiplier, and what its codes are.
 
     Attributes:
-        kind: "mxfp8" (e8m0 scales), "fp8" or "int8" (fp32 scales).
+        kind: "mxfp8" (e8m0 scales), "fp8" or "int8" (fp32 scales); "static" where the scale is
+            given and there is none to make.
         e5m2: whether codes are float8_e5m2 instead of float8_e4m3fn.
         floor: MXFP8's mode "floor" instead of "ceil".
         eps, limit, pow2: FP8's current scaling; ``limit`` replaces an infinite scale.
@@ -61,6 +62,8 @@ def scale_text(rule: Rule) -> str:
 
     INT8 divides by the scale itself.
     """
+    if rule.kind == "static":
+        return ""
     if rule.kind == "int8":
         return "scale = ixt_int8_scale(amax)"
     if rule.kind == "mxfp8":

@@ -33,6 +33,11 @@ from .quick import quick
 # The template's variables for the position of an element in the matrix (M, K).
 ROW = sympy.Symbol("idx_m", integer=True, nonnegative=True)
 COLUMN = sympy.Symbol("idx_k", integer=True, nonnegative=True)
+# The same for what is read before anything else is known; Inductor takes "idx" for an index.
+EARLY = (
+    sympy.Symbol("idx_early_m", integer=True, nonnegative=True),
+    sympy.Symbol("idx_early_k", integer=True, nonnegative=True),
+)
 
 
 class Producer:
@@ -51,19 +56,22 @@ class Producer:
         matrix = as_matrix(x)
         self.load, self.unrounded = load_f32(matrix), load_unrounded(matrix)
 
-    def subgraph(self, expression: Expression | None = None) -> Any:
-        """Return the code of an element at (ROW, COLUMN), in fp32, as ``modification`` takes it.
+    def subgraph(
+        self, expression: Expression | None = None, at: tuple[Any, Any] = (ROW, COLUMN)
+    ) -> Any:
+        """Return the code of an element at a place, in fp32, as ``modification`` takes it.
 
         Args:
             expression: another expression over the matrix than the tensor's own elements.
+            at: the template's variables for the row and the column.
         """
-        load, ranges = expression or self.load, {ROW: self.rows, COLUMN: self.columns}
+        load, ranges = expression or self.load, {at[0]: self.rows, at[1]: self.columns}
 
         def element(_: Sequence[Any]) -> Any:
             # What is read has its strides fixed; what is substituted needs none.
             handler = SimplifyIndexing(_constants(quick(V.ops)), ranges)
             with _any_layout(), V.set_ops_handler(handler):
-                return load([ROW, COLUMN])
+                return load(list(at))
 
         data = ir.Pointwise(device=self.device, dtype=torch.float32, inner_fn=element, ranges=[])
         layout = ir.FlexibleLayout(self.device, torch.float32, [])

@@ -158,10 +158,7 @@ def template(variant: Variant) -> Any:
     names = ", ".join(f'"{name}"' for name in variant.names())
     first = "None" if variant.rule is None else '"CODES"'
     source = "{{def_kernel(" + names + ")}}" + HEAD.replace("<first>", first)
-    for p, piece in enumerate(variant.pieces):
-        source += _fill(RAGGED_PIECE if piece.ragged else PIECE, p=p, **piece._asdict())
-    for number in range(len(variant.steps)):
-        source += _step(variant, number)
+    source += steps_text(variant)
     for p in range(len(variant.pieces)):
         source += _element(variant, len(variant.steps), p)
     if variant.rule is None:
@@ -179,15 +176,30 @@ def template(variant: Variant) -> Any:
         for p in range(len(variant.pieces)):
             source += _codes(variant, p, f"element{p}", "")
         source += _scales(variant, 0, 0, 1)
-    # Last: a store in between would have the row loaded again.
-    for number, (kind, stored) in enumerate(variant.steps):
-        source += _fill(KEEP_ROW, n=number) if stored and kind != KEEP else ""
+    source += kept_text(variant)  # last: a store in between would have the row loaded again
     name = f"ixt_row_{variant.rule.name if variant.rule else 'amax'}_{len(_made)}"
     _made.append(variant)
     return TritonTemplate(name=name, grid=_grid, source=source + FORMULAS)
 
 
 _made: list[Variant] = []
+
+
+def steps_text(variant: Variant) -> str:
+    """Return the text that computes the steps of rows ``m``, from ``idx_m`` and ``m_inside``."""
+    text = ""
+    for p, piece in enumerate(variant.pieces):
+        text += _fill(RAGGED_PIECE if piece.ragged else PIECE, p=p, **piece._asdict())
+    return text + "".join(_step(variant, number) for number in range(len(variant.steps)))
+
+
+def kept_text(variant: Variant) -> str:
+    """Return the text that stores what is kept of rows."""
+    return "".join(
+        _fill(KEEP_ROW, n=number)
+        for number, (kind, stored) in enumerate(variant.steps)
+        if stored and kind != KEEP
+    )
 
 
 def _step(variant: Variant, number: int) -> str:

@@ -16,10 +16,15 @@ from inductor_ext._compat import TritonTemplate
 
 from .formulas import FORMULAS, Rule, scale_text
 
-HEAD = """
+ORDER = """
     tiles_k = tl.cdiv(K, BLOCK_K)
     tile_m = tl.program_id(0) // tiles_k
     tile_k = tl.program_id(0) % tiles_k
+"""
+ELEMENT = """
+    {{modification(subgraph_number=0, output_name="element") | indent_except_first(1)}}
+"""
+HEAD = """
     BLOCK_M: tl.constexpr = REGISTERS * THREADS
     number = tl.arange(0, BLOCK_M)
     m = tile_m * BLOCK_M + (number % THREADS) * REGISTERS + number // THREADS
@@ -27,7 +32,7 @@ HEAD = """
     inside = tl.full((BLOCK_M, 1), True, tl.int1) if WHOLE else (m < M)[:, None]
     idx_m = tl.minimum(m, M - 1).to(INDEX_DTYPE)[:, None]
     idx_k = k[None, :]
-    {{modification(subgraph_number=0, output_name="element") | indent_except_first(1)}}
+{element}
     x = tl.where(inside, tl.broadcast_to(element, (BLOCK_M, BLOCK_K)), 0.0)
 """
 ALONG_K = """
@@ -36,12 +41,6 @@ ALONG_K = """
     amax = ixt_amax(groups, 2)
     {scale}
     codes = tl.reshape(groups * multiplier[:, :, None], (BLOCK_M, BLOCK_K)).to({code})
-    # Eight codes a thread, as many as it loads elements: a wider store would move the tile around.
-    eight = tl.max_contiguous(k, 8)[None, :]
-    tl.store(CODES_K + idx_m * K + eight, codes, inside)
-    g = tile_k * GROUPS_K + tl.arange(0, GROUPS_K)
-    row, column, rows, columns = m[:, None], g[None, :], M, tl.cdiv(K, GROUP)
-    {store}
 """
 ALONG_M = """
     GROUPS_M: tl.constexpr = BLOCK_M // GROUP
@@ -50,6 +49,31 @@ ALONG_M = """
     amax = ixt_amax(tl.max(tl.abs(by_thread), 0), 1)
     {scale}
     scaled = by_thread * multiplier[None, :, None, :]
+"""
+SQUARES = """
+    GROUPS_K: tl.constexpr = BLOCK_K // GROUP
+    GROUPS_M: tl.constexpr = BLOCK_M // GROUP
+    GROUP_THREADS: tl.constexpr = GROUP // REGISTERS
+    squares = tl.reshape(x, (REGISTERS, GROUPS_M, GROUP_THREADS, GROUPS_K, GROUP))
+    amax = ixt_amax(tl.max(tl.max(tl.abs(squares), 0), 3), 1)
+    {scale}
+    scaled = squares * multiplier[None, :, None, :, None]
+    codes = tl.reshape(scaled, (BLOCK_M, BLOCK_K)).to({code})
+"""
+# The scale is the producer's: what is left is to cast.
+CAST = """
+    scaled = x
+    codes = x.to({code})
+"""
+# Eight codes a thread, as many as it loads elements: a wider store would move the tile around.
+STORE_K = """    eight = tl.max_contiguous(k, 8)[None, :]
+    tl.store(CODES_K + idx_m * K + eight, codes, inside)
+"""
+LAST_CODES = """    idx_eight = tl.max_contiguous(k, 8)[None, :]
+    {{store_output(("idx_m", "idx_eight"), "codes", "inside", indent_width=4,
+                   val_shape=("BLOCK_M", "BLOCK_K"))}}
+"""
+STORE_M = """
     fours = tl.reshape(scaled, (REGISTERS // 4, 2, 2, THREADS, BLOCK_K))
     even, odd = tl.split(tl.permute(fours, (0, 3, 4, 1, 2)))
     first, third = tl.split(even)
@@ -60,9 +84,25 @@ ALONG_M = """
     target = CODES_M.to(tl.pointer_type(tl.int32))
     tl.store(target + k.to(INDEX_DTYPE)[:, None] * (M // 4) + m4[None, :], words,
              (m4 < M // 4)[None, :])
-    scale = tl.trans(scale)
+"""
+SCALES_K = """    g = tile_k * GROUPS_K + tl.arange(0, GROUPS_K)
+    row, column, rows, columns = m[:, None], g[None, :], M, tl.cdiv(K, GROUP)
+    {store}
+"""
+SCALES_M = """    scale = tl.trans(scale)
     g = tile_m * GROUPS_M + tl.arange(0, GROUPS_M)
     row, column, rows, columns = k[:, None], g[None, :], K, tl.cdiv(M, GROUP)
+    {store}
+"""
+SCALES_OF_SQUARES = """    row = tile_m * GROUPS_M + tl.arange(0, GROUPS_M)[:, None]
+    column = tile_k * GROUPS_K + tl.arange(0, GROUPS_K)[None, :]
+    rows, columns = tl.cdiv(M, GROUP), tl.cdiv(K, GROUP)
+    {store}
+"""
+SCALES_OF_SQUARES_M = """    scale = tl.trans(scale)
+    row = tile_k * GROUPS_K + tl.arange(0, GROUPS_K)[:, None]
+    column = tile_m * GROUPS_M + tl.arange(0, GROUPS_M)[None, :]
+    rows, columns = tl.cdiv(K, GROUP), tl.cdiv(M, GROUP)
     {store}
 """
 # Where the scale of (row, column) of a matrix (rows, columns) goes.
@@ -82,21 +122,43 @@ class Variant(NamedTuple):
     """What a tile kernel is asked for: fixed when its source is made.
 
     Attributes:
-        along_k, along_m: the orientations, at least one of them.
-        place: of the scales: "plain", "column-major" or "swizzled".
+        rule: of kind "static" where the producer has multiplied by the scale.
+        along_k, along_m: the orientations, at least one of them; both where static.
+        place: of the scales: "plain", "column-major" or "swizzled"; of squares always "plain".
+        square: whether a scale is for GROUP x GROUP elements.
     """
 
     rule: Rule
     along_k: bool
     along_m: bool
     place: str
+    square: bool = False
 
     def names(self) -> list[str]:
-        """Return the template's arguments: every result but the last scales."""
+        """Return the template's arguments: every result but the last."""
+        if self.rule.kind == "static":
+            return ["CODES_M"]
         names = []
         if self.along_k:
             names += ["CODES_K"] + ["SCALES_K"] * self.along_m
         return names + ["CODES_M"] * self.along_m
+
+
+def _parts(variant: Variant) -> str:
+    """Return the text from ``x`` to the stored results."""
+    to_last = {"store": _store(variant, last=True)}
+    if variant.rule.kind == "static":
+        return CAST + STORE_M + LAST_CODES
+    last_k = _fill(SCALES_OF_SQUARES if variant.square else SCALES_K, to_last)
+    if variant.along_m:
+        last_k = last_k.replace(to_last["store"], _store(variant, last=False))
+    text = SQUARES if variant.square else ALONG_K * variant.along_k
+    if variant.along_k:
+        text += STORE_K + last_k
+    if variant.along_m:
+        text += ("" if variant.square else ALONG_M) + STORE_M
+        text += _fill(SCALES_OF_SQUARES_M if variant.square else SCALES_M, to_last)
+    return text
 
 
 def _store(variant: Variant, last: bool) -> str:
@@ -109,8 +171,10 @@ def _store(variant: Variant, last: bool) -> str:
             f"idx_0 = {first}\n    idx_1 = {second}\n    "
             '{{store_output(("idx_0", "idx_1"), "scale", "fits", indent_width=4, val_shape=SHAPE)}}'
         )
-        shape = '("BLOCK_K", "GROUPS_M")' if variant.along_m else '("BLOCK_M", "GROUPS_K")'
-        place = place.replace("SHAPE", shape)
+        sides = ["GROUPS_M" if variant.square else "BLOCK_M", "GROUPS_K"]
+        if variant.along_m:
+            sides = ["GROUPS_K" if variant.square else "BLOCK_K", "GROUPS_M"]
+        place = place.replace("SHAPE", f'("{sides[0]}", "{sides[1]}")')
     else:
         width = {"plain": "columns", "column-major": "rows", "swizzled": "padded"}[variant.place]
         place = f"tl.store(SCALES_K + ({first}) * {width} + ({second}), scale, fits)"
@@ -118,25 +182,28 @@ def _store(variant: Variant, last: bool) -> str:
 
 
 @cache
-def template(variant: Variant) -> Any:
-    """Return the template of a variant."""
+def template(variant: Variant, ahead: Any = None) -> Any:
+    """Return the template of a variant.
+
+    Args:
+        ahead: an ``ahead.Ahead``, where statistics of rows are to be computed on the way.
+    """
     rule = variant.rule
     words = {"scale": scale_text(rule), "code": rule.code_type, "e5m2": str(rule.e5m2)}
-    names = ", ".join(f'"{name}"' for name in variant.names())
+    names = ", ".join(f'"{name}"' for name in [*variant.names(), *(ahead.names() if ahead else [])])
     source = "{{def_kernel(" + names + ")}}\n"
-    if variant.along_k:
+    if "CODES_K" in variant.names():
         source += '    M = {{size("CODES_K", 0)}}\n    K = {{size("CODES_K", 1)}}'
     else:
         source += '    M = {{size("CODES_M", 1)}}\n    K = {{size("CODES_M", 0)}}'
-    source += HEAD
-    if variant.along_k:
-        source += _fill(ALONG_K, words | {"store": _store(variant, last=not variant.along_m)})
-    if variant.along_m:
-        source += _fill(ALONG_M, words | {"store": _store(variant, last=True)})
-    ways = "k" * variant.along_k + "m" * variant.along_m
+    source += ahead.order() if ahead else ORDER
+    source += _fill(HEAD, {"element": ahead.element() if ahead else ELEMENT})
+    source += _fill(_parts(variant), words)
+    ways = "k" * variant.along_k + "m" * variant.along_m + "_squares" * variant.square
     name = f"ixt_tile_{rule.name}_{ways}_{variant.place.replace('-', '_')}_{len(_made)}"
     _made.append(variant)
-    return TritonTemplate(name=name, grid=_grid, source=source + FORMULAS)
+    source += FORMULAS + (ahead.functions() if ahead else "")
+    return TritonTemplate(name=name, grid=_grid, source=source)
 
 
 _made: list[Variant] = []
@@ -150,4 +217,4 @@ def _fill(text: str, words: dict[str, str]) -> str:
 
 def _grid(rows: Any, columns: Any, meta: dict[str, Any]) -> tuple[Any, int, int]:
     block_m = meta["REGISTERS"] * meta["THREADS"]
-    return (-(-rows // block_m) * -(-columns // meta["BLOCK_K"]), 1, 1)
+    return ((-(-rows // block_m) + meta["AHEAD"]) * -(-columns // meta["BLOCK_K"]), 1, 1)

@@ -1,0 +1,135 @@
+"""Statistics of rows ahead of the tiles that need them, in one kernel.
+
+Tiles of a normalized matrix need a statistic of whole rows.  A pass for the statistics and a pass
+for the tiles read the matrix twice from memory.  Here each program first reduces a few rows of a
+stripe that lies AHEAD stripes further down, and then does a tile of its own stripe: its rows were
+read shortly before, and come from the L2 cache.  The tile's elements are loaded first of all, so
+that both loads are under way together.
+
+A statistic is stored as the bits of its number, in a buffer that was filled with -1.  A tile reads
+it early, and then until it is something else; there is nothing else that the programs tell each
+other.  This cannot hang, however few programs run at a time: a program waits for statistics of
+programs with smaller numbers only, a GPU starts programs in the order of their numbers, and a
+program stores its statistics before it waits.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .inside import KEEP
+from .row import Variant as RowVariant
+from .row import kept_text, steps_text
+
+ORDER = """
+    tiles_k = tl.cdiv(K, BLOCK_K)
+    stripe = tl.program_id(0) // tiles_k
+    tile_m = stripe - AHEAD
+    tile_k = tl.program_id(0) % tiles_k
+    number = tl.arange(0, REGISTERS * THREADS)
+    early = (tile_m * REGISTERS * THREADS + (number % THREADS) * REGISTERS + number // THREADS)
+    early = tl.minimum(tl.maximum(early, 0), M - 1).to(INDEX_DTYPE)
+    idx_early_m = early[:, None]
+    idx_early_k = (tile_k * BLOCK_K + tl.arange(0, BLOCK_K))[None, :]
+"""
+EARLY_STATISTIC = """    early<step> = tl.load(STATISTICS + <place> * M + early, volatile=True)
+"""
+READ = """    {{modification(subgraph_number=<number>, output_name="step<step>")
+      | indent_except_first(1)}}
+"""
+ROWS = """    first = tile_k * ROWS_EACH
+    if (first < REGISTERS * THREADS) & (stripe * REGISTERS * THREADS < M):
+        m = stripe * REGISTERS * THREADS + first + tl.arange(0, ROWS_EACH)[:, None]
+        m_inside = m < M
+        idx_m = tl.minimum(m, M - 1).to(INDEX_DTYPE)
+"""
+STORE = """    bits = tl.broadcast_to(step<step>, (ROWS_EACH, 1)).to(tl.int32, bitcast=True)
+    bits = tl.where(bits == -1, 0x7FC00000, bits)  # one NaN for another
+    tl.atomic_xchg(STATISTICS + <place> * M + idx_m, bits, m_inside, sem="relaxed")
+"""
+LEAVE = """    if tile_m < 0:
+        return
+"""
+STEP = """    {{modification(subgraph_number=<number>, output_name="step<step>"<known>)
+      | indent_except_first(1)}}
+"""
+ELEMENT = """    {{modification(subgraph_number=<number>, output_name="element"<known>)
+      | indent_except_first(1)}}"""
+WHEN_THERE = """
+@triton.jit
+def ixt_when_there(pointers, bits):
+    # All of a tile's rows are waited for.  Triton may have loaded a row in several threads: each
+    # then loads what it had not seen, past L1, which may hold a line from before.
+    missing = tl.max((bits == -1).to(tl.int32), 0)
+    while missing > 0:
+        missing = tl.max((tl.load(pointers, volatile=True) == -1).to(tl.int32), 0)
+    bits = tl.load(pointers, bits == -1, bits, cache_modifier=".cg")
+    return bits.to(tl.float32, bitcast=True)
+"""
+
+
+class Ahead(NamedTuple):
+    """What goes in front of a tile's text.
+
+    Attributes:
+        rows: the steps before the elements, as the row template computes them.
+        needed: the numbers of those steps that tiles read, in the order of STATISTICS.
+        reads: how many buffers a tile reads element by element.
+    """
+
+    rows: RowVariant
+    needed: tuple[int, ...]
+    reads: int
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of the steps."""
+        return [kind for kind, _ in self.rows.steps]
+
+    def names(self) -> list[str]:
+        """Return the template's further arguments."""
+        return ["STATISTICS", *self.rows.names()]
+
+    def order(self) -> str:
+        """Return the text that says which tile a program does, and does the statistics."""
+        count = len(self.kinds)
+        text = ORDER
+        for place, step in enumerate(self.needed):
+            text += _fill(EARLY_STATISTIC, step=step, place=place)
+        for read in range(self.reads):
+            text += _fill(READ, number=count + read, step=count + read)
+        inside = steps_text(self.rows) + kept_text(self.rows)
+        for place, step in enumerate(self.needed):
+            inside += _fill(STORE, step=step, place=place)
+        inside = "".join(f"    {line}" for line in inside.splitlines(keepends=True))
+        return text + ROWS + inside.replace("indent_except_first(1)", "indent_except_first(2)")
+
+    def functions(self) -> str:
+        """Return the functions that the texts call."""
+        return WHEN_THERE
+
+    def element(self) -> str:
+        """Return the text that computes ``element``, from what was read and the statistics."""
+        count = len(self.kinds)
+        known = {f"step{count + read}": f"step{count + read}" for read in range(self.reads)}
+        for place, step in enumerate(self.needed):
+            known[f"step{step}"] = (
+                f"ixt_when_there(STATISTICS + {place} * M + early, early{step})[:, None]"
+            )
+        text, number = LEAVE, count + self.reads
+        for step, kind in enumerate(self.kinds):
+            if kind == KEEP:
+                text += _fill(STEP, number=number, step=step, known=_arguments(known))
+                known[f"step{step}"] = f"step{step}"
+                number += 1
+        return text + _fill(ELEMENT, number=number, known=_arguments(known))
+
+
+def _arguments(known: dict[str, str]) -> str:
+    return "".join(f', {name}="{value}"' for name, value in known.items())
+
+
+def _fill(text: str, **words: object) -> str:
+    for word, value in words.items():
+        text = text.replace(f"<{word}>", str(value))
+    return text
