@@ -179,7 +179,8 @@ class Blocks:
         made = pointwise(
             self.x, dtype, ranges, lambda index: saturate_cast(product(index), dtype, device)
         )
-        return reshaped(made, shape)
+        # Squares of more than a matrix: a view of what has no buffer would be copied out.
+        return reshaped(stored(made) if len(shape) > 2 and self.block_m > 1 else made, shape)
 
     def values(self, value: Expression, factor: Expression, dtype: torch.dtype) -> Any:
         """Return ``value(element) * factor(block)``, rounded to ``dtype`` even if fused away."""

@@ -164,8 +164,6 @@ def test_alone(name: str, dynamic: bool) -> None:
 
 # With a batch of unknown size, of sequences that blocks divide: as if all sizes were known.
 WHOLE = {name: known for name, (known, any_rows, _) in COUNTS.items() if any_rows > known}
-# Codes of squares are then copied once more to their place.
-WHOLE |= {"128x128": 2, "RMSNorm -> 128x128": 4}
 
 
 @pytest.mark.parametrize("name", WHOLE)
