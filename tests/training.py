@@ -30,7 +30,7 @@ def product(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor) -> Tensor:
 
 
 class Linear(torch.autograd.Function):
-    """``x @ weight.t()``: codes of x along K forward, of its transpose for the weight's gradient."""
+    """``x @ weight.t()``; x and the gradient are quantized in both orientations."""
 
     @staticmethod
     def forward(
