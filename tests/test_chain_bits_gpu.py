@@ -1,4 +1,4 @@
-"""Codes of the chains of ``bench chains`` on a card, compiled against eager; run -rP to see them.
+"""Codes of the chains of ``bench chains`` on a card, compiled against eager; run with -s to see how many differ.
 
 The producers' own arithmetic is eager's where it is exact; exp and a row's sum are not, and then
 a code differs where the rounded element, or a scale made of it, does.
@@ -6,6 +6,7 @@ a code differs where the rounded element, or a scale made of it, does.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
@@ -72,6 +73,11 @@ class Moved(NamedTuple):
         return 1e6 * self.codes / max(self.out_of, 1)
 
 
+def say(line: str) -> None:
+    """Print at once, also from a worker of pytest-xdist."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def leaves(result: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
 
@@ -136,7 +142,7 @@ def test_budget(name: str) -> None:
     with _compat.inductor_config.patch(emulate_precision_casts=True):
         alone = compare(compiled(chain.plain, given, None), chain.plain(*given))
     for key, moved in (*found.items(), (("emulate_precision_casts", SHAPES[0]), alone)):
-        print(f"{name}, {key[0]}, {key[1]}: {moved} = {moved.ppm:.1f} ppm")
+        say(f"{name}, {key[0]}, {key[1]}: {moved} = {moved.ppm:.1f} ppm")
     for (numerics, _), moved in found.items():
         assert moved.steps <= 1
         assert numerics == "fast" or moved.ppm < 2000
@@ -171,5 +177,6 @@ def test_the_producer_alone_decides(prefix: str, quantization: str, shape: tuple
     assert moved == Moved(0, 0, 0, moved.out_of)
     want = producer(*given[:count])
     ulps = (made.view(torch.int16).int() - want.view(torch.int16).int()).abs()
-    print(f"{prefix}{quantization}, {shape}: {int((ulps > 0).sum())} of {ulps.numel()} elements")
-    assert int(ulps.max()) <= 1 + ("RMSNorm" in prefix)
+    say(f"{prefix}{quantization}, {shape}: {int((ulps > 0).sum())} of {ulps.numel()} elements")
+    # One of the first rounding, of silu or of the norm, may be two of the product's.
+    assert int(ulps.max()) <= 2
