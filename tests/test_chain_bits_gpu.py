@@ -1,4 +1,4 @@
-"""Codes of the chains of ``bench chains`` on a card, compiled against eager; run with -s to see how many differ.
+"""Codes of the chains of ``bench chains`` on a card, compiled against eager; -s says how many move.
 
 The producers' own arithmetic is eager's where it is exact; exp and a row's sum are not, and then
 a code differs where the rounded element, or a scale made of it, does.

@@ -184,10 +184,25 @@ def test_any_number_of_whole_sequences(name: str) -> None:
     assert len(graph.kernels) == WHOLE[name], list(graph.kernels)
 
 
+@pytest.mark.parametrize("way", ["quantize", "dequantize"])
+def test_squares_of_more_than_a_matrix(way: str) -> None:
+    """Codes, or elements, are stored where they belong, not copied there."""
+    fmt, x = ixt.FP8(granularity="square"), inputs()["x"].view(-1, 1024, COLUMNS)
+    quantize = way == "quantize"
+    arguments = (x,) if quantize else ixt.quantize(x, fmt)[:2]
+
+    def chain(*given: Tensor) -> Any:
+        return ixt.quantize(*given, fmt)[:2] if quantize else ixt.dequantize(given, fmt)
+
+    torch.compiler.reset()
+    (graph,) = fake_gpu.capture(chain, arguments, "sm_90")
+    assert len(graph.kernels) == 1
+
+
 # (kernels, opaque calls) of the forward graph, then of the backward's.  Opaque are the two and four
 # GEMMs, and the quantization of x and of the gradient, which stand alone.
-# A scale a tensor: 1 / scale is a kernel of one element for each of the scales.  Transposed codes of
-# the value between are made in the backward, from the first layer's result, not saved.  A norm's
+# A scale a tensor: 1 / scale is a kernel of one element for each of the scales.  Transposed codes
+# of the value between are made in the backward, from the first layer's result, not saved.  A norm's
 # backward is one kernel to codes in both orientations, and two for the weight's gradient.
 # A scale a row: no template takes columns, whose scales and codes are three kernels, twice.
 # LayerNorm's mean, kept for the backward, is computed again by a kernel of its own.
