@@ -24,6 +24,9 @@ def check_tensor(name: str, value: object) -> None:
     """Raise TypeError unless ``value`` is a dense (strided) tensor."""
     if not isinstance(value, Tensor):
         raise TypeError(f"`{name}` must be a Tensor, got {type(value).__name__}")
+    # In an autograd.Function's backward Dynamo breaks the graph at `layout`; the op's fake looks.
+    if torch.compiler.is_dynamo_compiling():
+        return
     if value.layout is not torch.strided or value.is_nested:
         kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
         raise TypeError(f"`{name}` must be a dense tensor, got a {kind} one")

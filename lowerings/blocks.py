@@ -179,7 +179,7 @@ class Blocks:
         made = pointwise(
             self.x, dtype, ranges, lambda index: saturate_cast(product(index), dtype, device)
         )
-        return reshaped(made, shape)
+        return self._given(made, shape)
 
     def values(self, value: Expression, factor: Expression, dtype: torch.dtype) -> Any:
         """Return ``value(element) * factor(block)``, rounded to ``dtype`` even if fused away."""
@@ -193,7 +193,14 @@ class Blocks:
                 return ops.to_dtype(product, dtype)
             return ops.to_dtype(rounded(product, dtype, device), dtype)
 
-        return reshaped(pointwise(self.x, dtype, ranges, result), shape)
+        return self._given(pointwise(self.x, dtype, ranges, result), shape)
+
+    def _given(self, made: Any, shape: list[Any]) -> Any:
+        """Return what was computed over blocks in the shape of the input, or its transpose.
+
+        Squares of more than a matrix get a buffer: a view of what has none would be copied out.
+        """
+        return reshaped(stored(made) if len(shape) > 2 and self.block_m > 1 else made, shape)
 
     def _loops(self, transpose: bool) -> tuple[list[Any], list[Any], Place]:
         """Return the loops of a result as large as the input, its shape, and what an index means.

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import inductor_ext as ixt
 from inductor_ext import fake_gpu
+from inductor_ext.lowerings.templates import fit_row
 
 MX, BLOCK = ixt.MXFP8(), ixt.FP8(granularity="block")
 ROW, INT8 = ixt.FP8(granularity="row"), ixt.INT8(granularity="row")
@@ -386,6 +387,37 @@ def test_a_matrix_that_is_read_transposed_is_no_step() -> None:
     x, r = (torch.randn(256, 256).bfloat16() for _ in range(2))
     graph = generate(chain, x, r, torch.randn(256).bfloat16())
     assert not any("KEPT_0" in kernel.source for kernel in graph.kernels.values())
+
+
+def test_halves_that_are_put_together_are_no_step() -> None:
+    """Which half an element is of depends on its place, which a template has no number for."""
+
+    def chain(a: Tensor, b: Tensor) -> list[Tensor]:
+        h = torch.cat([a * b, a - b], -1)
+        return [h, h.abs(), *ixt.quantize(h, ROW)[:2]]
+
+    graph = generate(chain, *(torch.randn(64, 256).bfloat16() for _ in range(2)))
+    assert ["_tem_" in name for name in graph.kernels] == [False, True]
+    assert not graph.externs
+
+
+def test_a_template_that_fails_leaves_its_producers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sum that it was to store has its own kernel again, for the op's."""
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("no template today")
+
+    def chain(x: Tensor, r: Tensor, w: Tensor) -> list[Tensor]:
+        h = x + r
+        return [h, *ixt.quantize(F.rms_norm(h, w.shape, w), ROW)[:2]]
+
+    monkeypatch.setattr(fit_row, "run_template", fail)
+    x, r = (torch.randn(64, 384).bfloat16() for _ in range(2))
+    with ixt.config.patch(strict=False), pytest.warns(ixt.InductorExtWarning, match="no template"):
+        graph = generate(chain, x, r, torch.randn(384).bfloat16())
+    (kernel,) = graph.kernels.values()
+    assert kernel.source.count("tl.load") == 3
+    assert len(graph.externs) == 1
 
 
 def test_rows_too_long_for_registers_keep_the_plain_lowering() -> None:

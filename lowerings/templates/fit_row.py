@@ -19,7 +19,7 @@ from .fit import (
     stored_size,
 )
 from .formulas import Rule
-from .inside import STATISTICS, Step, hand_over, steps_of, substitute
+from .inside import STATISTICS, Step, handed_over, steps_of, substitute
 from .producer import Producer, buffers_read, run_template
 from .row import Variant, cut, pieces_of, template
 
@@ -106,15 +106,16 @@ def _run(
     kinds = tuple((step.kind, step.stored) for step in steps)
     expected = V.graph.sizevars.optimization_hint(producer.rows)
     rows_each, warps = cut(expected, k, statistics=_has_statistics(steps))
-    return run_template(
-        template(Variant(rule, group, kinds, pieces_of(k), place)),
-        main,
-        [*codes, *hand_over(steps)],
-        subgraphs,
-        reads,
-        [covered_rows(producer.rows, place)],
-        COLUMNS=k, ALIGNED=math.gcd(k, 16), GROUP=group, ROWS_EACH=rows_each, num_warps=warps,
-    )  # fmt: skip
+    with handed_over(steps) as filled:
+        return run_template(
+            template(Variant(rule, group, kinds, pieces_of(k), place)),
+            main,
+            [*codes, *filled],
+            subgraphs,
+            reads,
+            [covered_rows(producer.rows, place)],
+            COLUMNS=k, ALIGNED=math.gcd(k, 16), GROUP=group, ROWS_EACH=rows_each, num_warps=warps,
+        )  # fmt: skip
 
 
 def _all_reads(producer: Producer, elements: list[Any], inside: set[str]) -> list[Any]:

@@ -11,8 +11,9 @@ computes it on the way and stores it; the buffer becomes an allocation that the 
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -73,7 +74,7 @@ def _collect(expression: Expression, producer: Producer, found: dict[str, Step])
         name = read.what.name
         buffer = V.graph.get_buffer(name)
         kind, element = _computed(buffer, producer)
-        if kind is None or element is None:
+        if kind is None or element is None or producer.uses_positions(element):
             continue
         if not producer.is_place(read, of_row=kind != KEEP):
             return False
@@ -126,6 +127,18 @@ def _kept(buffer: Any, data: Any, producer: Producer) -> tuple[str | None, Expre
         return ops.to_dtype(inner(place), F32)
 
     return ROW if of_rows else KEEP, element
+
+
+@contextlib.contextmanager
+def handed_over(steps: Sequence[Step]) -> Iterator[list[Any]]:
+    """Hand the buffers of stored steps over to a template; take them back if it cannot be made."""
+    before = [(step.buffer, step.buffer.data) for step in steps]
+    try:
+        yield hand_over(steps)
+    except Exception:
+        for buffer, data in before:
+            buffer.data = data
+        raise
 
 
 def hand_over(steps: Iterable[Step]) -> list[Any]:

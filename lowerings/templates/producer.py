@@ -82,10 +82,11 @@ class Producer:
         count = self.rows * self.columns
         return bool(V.graph.sizevars.statically_known_leq(2**31, count))
 
-    def uses_positions(self) -> bool:
+    def uses_positions(self, expression: Expression | None = None) -> bool:
         """Return whether the code computes with indices or sizes that are not constants."""
+        load = expression or self.load
         with _any_layout():
-            found = extract_read_writes(self.load, [self.rows, self.columns]).index_exprs
+            found = extract_read_writes(load, [self.rows, self.columns]).index_exprs
         return any(not sympy.sympify(used.index).is_Integer for used in found)
 
     def reads(self) -> list[Any]:
