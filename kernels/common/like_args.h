@@ -71,7 +71,7 @@ inline float eps_arg(double eps) { return scale_rule(eps, false, 0.0f).eps; }
 
 // The gradient of a vector: like it, or fp32 (0,).
 inline Output empty_gradient(const Vector& vector, int64_t cols, Place place) {
-  const int64_t size = vector.data ? cols : 0;
+  const int64_t size = vector.tensor ? cols : 0;
   return empty(&size, 1, code_of(vector.dtype), place);
 }
 
