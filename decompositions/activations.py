@@ -68,13 +68,13 @@ def geglu_backward(
 
 
 def _silu_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    return torch.ops.aten.silu_backward(grad, x)  # type: ignore[no-any-return]
+    return torch.ops.aten.silu_backward(grad, x)
 
 
 def _gelu_gradient(grad: Tensor, x: Tensor, approximate: str) -> Tensor:
     if approximate == "tanh":  # farther out the slope is 0 or 1, but PyTorch's x * x overflows
         x = x.clamp(-100.0, 100.0)
-    return torch.ops.aten.gelu_backward(  # type: ignore[no-any-return]
+    return torch.ops.aten.gelu_backward(
         grad, x, approximate=approximate
     )
 
