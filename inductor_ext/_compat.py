@@ -52,6 +52,7 @@ SYMBOLS: dict[str, str] = {
     "TritonTemplate": "torch._inductor.select_algorithm:TritonTemplate",
     "autotune_select_algorithm": "torch._inductor.select_algorithm:autotune_select_algorithm",
     "extract_read_writes": "torch._inductor.dependencies:extract_read_writes",
+    "MemoryDep": "torch._inductor.dependencies:MemoryDep",
     "WrapperHandler": "torch._inductor.ops_handler:WrapperHandler",
     "SimplifyIndexing": "torch._inductor.sizevars:SimplifyIndexing",
     "InductorChoices": "torch._inductor.choices:InductorChoices",

@@ -10,6 +10,7 @@ import torch
 from inductor_ext import config
 from inductor_ext._compat import ops
 
+from . import templates
 from .vocabulary import (
     F32,
     Expression,
@@ -56,6 +57,10 @@ def quantize_fp8_row(
 ) -> tuple[Any, Any]:
     """Lower ``inductor_ext::quantize_fp8_row``."""
     limit = torch.finfo(x.get_dtype()).max
+    rule = templates.Rule("fp8", dtype == torch.float8_e5m2, eps=eps, limit=limit, pow2=pow2)
+    fused = templates.quantize_rows(x, rule, 0)
+    if fused is not None:
+        return fused  # type: ignore[no-any-return]
     return _current(x, dtype, eps, pow2, limit, rowwise=True)
 
 
@@ -87,7 +92,7 @@ def _current(
     if rowwise:
         amax = amax_of_rows(x, with_codes=device.type != "cpu")
     else:
-        amax = amax_of_all(x, with_codes=False)
+        amax = amax_of_all(x, with_codes=False, rows=templates.amax_of_rows(x))
 
     def scale_of(index: Sequence[Any]) -> Any:
         return current_scale(amax.load(index), dtype, eps, pow2, limit, device)

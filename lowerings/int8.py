@@ -10,6 +10,7 @@ import torch
 from inductor_ext import config
 from inductor_ext._compat import ops
 
+from . import templates
 from .integers import (
     GroupExpression,
     clamped,
@@ -33,17 +34,22 @@ from .vocabulary import (
 )
 
 _MAX = 127
+_RULE = templates.Rule("int8", False)
 
 
 def quantize_int8_tensor(x: Any) -> tuple[Any, Any]:
     """Lower ``inductor_ext::quantize_int8_tensor``."""
     value = source_of_codes(x)
-    code, scale = _codes(x, value, amax_of_all(x, with_codes=False))
+    rows = templates.amax_of_rows(x)
+    code, scale = _codes(x, value, amax_of_all(x, with_codes=False, rows=rows))
     return pointwise(x, torch.int8, x.get_size(), lambda index: code(index, [])), scale
 
 
 def quantize_int8_row(x: Any) -> tuple[Any, Any]:
     """Lower ``inductor_ext::quantize_int8_row``."""
+    fused = templates.quantize_rows(x, _RULE, 0)
+    if fused is not None:
+        return fused  # type: ignore[no-any-return]
     value = source_of_codes(x)
     amax = amax_of_rows(x, with_codes=x.get_device().type != "cpu")
     code, scale = _codes(x, value, amax)
@@ -53,6 +59,9 @@ def quantize_int8_row(x: Any) -> tuple[Any, Any]:
 
 def quantize_int8_group(x: Any, group: int) -> tuple[Any, Any]:
     """Lower ``inductor_ext::quantize_int8_group``."""
+    fused = templates.quantize_rows(x, _RULE, group)
+    if fused is not None:
+        return fused  # type: ignore[no-any-return]
     value = source_of_codes(x)
     code, scale = _codes(x, value, max_of_groups(x, group, abs_ignoring_nan))
     return of_groups(x, torch.int8, x.get_size(), group, code), scale

@@ -179,12 +179,20 @@ def amax_of_rows(x: Any, *, with_codes: bool) -> Amax:
     return Amax(x, _max(x, element, [*rows, 1], [columns]), needs_rounding)
 
 
-def amax_of_all(x: Any, *, with_codes: bool) -> Amax:
+def amax_of_all(x: Any, *, with_codes: bool, rows: Any = None) -> Amax:
     """Return max |x| over everything, NaN skipped, 0-d.
+
+    Args:
+        with_codes: whether the codes come from the same pass over ``x``; see :class:`Amax`.
+        rows: the bits of each row's amax before rounding, where a template has taken them.
 
     Rows first, then their maxima: the first pass then fuses with whatever else walks the rows of
     ``x`` (its producer, the quantization), and the second is tiny.
     """
+    if rows is not None:
+        load, lengths = rows.make_loader(), list(rows.get_size())
+        reduced = _max(rows, lambda index, reduction: load(reduction), [], lengths)
+        return Amax(x, reduced, _needs_rounding(x))
     size = list(x.get_size())
     if any(known_equal(extent, 0) for extent in size):
         return Amax(x, stored(pointwise(x, F32, (), lambda index: f32(0.0))), False)

@@ -26,7 +26,8 @@ _RESULT = re.compile(r"return \((.*?), ?\)\n")
 _PRELUDE = """import triton
 import triton.language as tl
 from torch._inductor.runtime import triton_helpers
-from interpreter import _round_bf16, _to_e4m3, _to_e5m2, _pack4 as ixt_pack4
+from interpreter import _round_bf16, _stored, _to_e4m3, _to_e5m2, _pack4 as ixt_pack4
+from interpreter import _scales as ixt_scales
 """
 
 
@@ -61,6 +62,12 @@ def _round_bf16(x: Any) -> Any:
     return _tensor(_values(x).bfloat16().float().numpy(), tl.float32)
 
 
+def _stored(x: Any, pointer: Any) -> Any:
+    import triton.language as tl
+
+    return _round_bf16(x) if pointer.dtype.element_ty == tl.bfloat16 else x
+
+
 def _codes(x: Any, dtype: torch.dtype) -> Tensor:
     values, limit = _values(x), torch.finfo(dtype).max
     codes = values.clamp(-limit, limit).to(dtype).view(torch.uint8)
@@ -89,14 +96,33 @@ def _pack4(a: Any, b: Any, c: Any, d: Any, e5m2: Any) -> Any:
     return _tensor(word.to(torch.int32).numpy(), tl.int32)  # the cast keeps the low 32 bits
 
 
+def _scales(amax: Any, e5m2: Any, eps: Any, limit: Any, pow2: Any) -> tuple[Any, Any]:
+    import triton.language as tl
+
+    values, largest = _values(amax), 57344.0 if e5m2 else 448.0
+    values = torch.where(values < float(eps), torch.full_like(values, float(eps)), values)
+    scale = torch.full_like(values, largest) / values
+    scale = torch.where(scale.isinf(), torch.full_like(scale, float(limit)), scale)
+    if pow2:
+        scale = (scale.view(torch.int32) & -0x800000).view(torch.float32)
+    usual = (values > 0) & values.isfinite()
+    scale = torch.where(usual, scale, torch.ones_like(scale))
+    inverse = torch.ones_like(scale) / scale
+    return _tensor(scale.numpy(), tl.float32), _tensor(inverse.numpy(), tl.float32)
+
+
 def _module(kernel: str, folder: Path, name: str) -> Any:
     text = kernel[kernel.index("@triton.jit") :]
-    text = re.sub(r"@triton\.jit\ndef ixt_pack4.*?(?=\n@triton|\Z)", "", text, flags=re.S)
+    for function in ("pack4", "scales"):
+        pattern = rf"@triton\.jit\ndef ixt_{function}.*?(?=\n@triton|\Z)"
+        text = re.sub(pattern, "", text, flags=re.S)
     divide = "@triton.jit\ndef ixt_div(a, b):\n    return a / b\n"
     text = re.sub(r"@triton\.jit\ndef ixt_div.*?(?=\n@triton|\Z)", divide, text, flags=re.S)
+    quotient = r"tl\.inline_asm_elementwise\('[^']*rcp[^']*', '[^']*', \[(\w+), (\w+)\][^)]*\)"
+    text = re.sub(quotient, r"(\1 / \2)", text)
     text = re.sub(r"codes = (.*)\.to\(tl\.float8e4nv\)", r"codes = _to_e4m3(\1)", text)
     text = re.sub(r"codes = (.*)\.to\(tl\.float8e5\)", r"codes = _to_e5m2(\1)", text)
-    text = re.sub(r"(\w+)\.to\(KEPT_\d+\.dtype\.element_ty\)", r"_round_bf16(\1)", text)
+    text = re.sub(r"(\w+)\.to\((KEPT_\d+)\.dtype\.element_ty\)", r"_stored(\1, \2)", text)
     text = re.sub(r"(\w+) = (\w+)\.to\(tl\.bfloat16\)", r"\1 = _round_bf16(\2)", text)
     text = text.replace("libdevice.", "tl.math.")
     file = folder / f"{name}.py"

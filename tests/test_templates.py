@@ -19,6 +19,7 @@ import inductor_ext as ixt
 from inductor_ext import fake_gpu
 
 MX, BLOCK = ixt.MXFP8(), ixt.FP8(granularity="block")
+ROW, INT8 = ixt.FP8(granularity="row"), ixt.INT8(granularity="row")
 GEMM = ixt.MXFP8(dtype=torch.float8_e5m2, mode="floor", layout="gemm")
 BLOCK_GEMM = ixt.FP8(granularity="block", block=32, pow2=True, eps=1e-3, layout="gemm")
 
@@ -86,6 +87,24 @@ def test_tile(fmt: ixt.Format, way: str, shape: tuple[int, ...]) -> None:
         assert got.stride() == expected.stride()
         a, b = (t.contiguous().view(-1).view(torch.uint8) for t in (got, expected))
         assert torch.equal(a, b)
+
+
+def test_silu_divides_the_short_way() -> None:
+    """1 + exp(-x) is at least 1; the largest divisors are infinite, or would lose bits unscaled."""
+
+    def chain(x: Tensor, y: Tensor) -> Any:
+        return ixt.quantize(F.silu(x) * y, MX)[:2]
+
+    x = torch.linspace(-90, 90, 64 * 256).bfloat16().view(64, 256)
+    y = torch.full_like(x, 2.0)
+    graph = generate(chain, x, y)
+    (kernel,) = graph.kernels.values()
+    assert "rcp.approx" in kernel.source
+    assert " / tmp" not in kernel.source
+    for got, want in zip(interpreter.run(graph.source, x, y), chain(x, y), strict=True):
+        distance = got.view(torch.uint8).int() - want.view(torch.uint8).int()
+        assert int(distance.abs().max()) <= 1  # exp on the CPU may round otherwise
+        assert float((distance != 0).float().mean()) < 1e-3
 
 
 def llama_norm(x: Tensor, weight: Tensor) -> Tensor:
@@ -195,13 +214,91 @@ def test_ragged_tiles_keep_the_plain_lowering(shape: tuple[int, ...]) -> None:
     assert not any("_tem_" in name for name in graph.kernels)
 
 
-def test_a_statistic_that_others_need_keeps_its_kernel() -> None:
-    def chain(x: Tensor) -> Any:
-        scale = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True))
-        return (*ixt.quantize((x * scale).bfloat16(), MX), scale)
+def same_bits(got: Tensor, want: Tensor) -> bool:
+    a, b = (t.contiguous().view(-1).view(torch.uint8) for t in (got, want))
+    return got.shape == want.shape and torch.equal(a, b)
 
-    graph = generate(chain, torch.randn(64, 512).bfloat16())
-    assert len(graph.kernels) == 2
+
+@pytest.mark.parametrize("fmt", [ROW, INT8, MX, BLOCK, GEMM], ids=repr)
+@pytest.mark.parametrize("columns", [384, 1536, 5120, 7680])
+def test_a_statistic_that_others_need(fmt: ixt.Format, columns: int) -> None:
+    """It is stored on the way, and given it, codes and scales have the eager ops' bits."""
+
+    def norm(x: Tensor, w: Tensor, rstd: Tensor) -> Tensor:
+        return (x.float() * rstd).bfloat16() * w
+
+    def chain(x: Tensor, w: Tensor) -> list[Tensor]:
+        rstd = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)
+        return [rstd, *ixt.quantize(norm(x, w, rstd), fmt)[:2]]
+
+    x = torch.randn(2, 3, columns).bfloat16()
+    w = torch.randn(columns).bfloat16()
+    graph = generate(chain, x, w)
+    assert len(graph.kernels) == 1
+    rstd, *results = interpreter.run(graph.source, x, w)
+    torch.testing.assert_close(rstd, chain(x, w)[0], rtol=1e-5, atol=0)
+    want = ixt.quantize(norm(x, w, rstd), fmt)[:2]
+    assert all(same_bits(a, b) for a, b in zip(results, want, strict=True))
+
+
+@pytest.mark.parametrize("fmt", [ROW, INT8], ids=repr)
+@pytest.mark.parametrize("shape", [(5, 200), (3, 1024), (2, 2, 5120)], ids=str)
+def test_whole_rows_of_a_pointwise_producer(fmt: ixt.Format, shape: tuple[int, ...]) -> None:
+    def chain(x: Tensor, y: Tensor) -> Any:
+        return ixt.quantize(product(x, y), fmt)
+
+    x, y = values(*shape), values(*shape, seed=1)
+    graph = generate(chain, x, y)
+    assert [name for name in graph.kernels if "_tem_" in name] == list(graph.kernels)
+    got = interpreter.run(graph.source, x, y)
+    assert all(map(same_bits, got, plain_tensors(chain(x, y))))
+
+
+@pytest.mark.parametrize("fmt", [ixt.FP8(granularity="tensor"), ixt.INT8(granularity="tensor")])
+def test_the_amax_of_a_tensor_behind_a_norm(fmt: ixt.Format) -> None:
+    """One pass for statistics and amax, the tiny maximum over rows, one pass for the codes."""
+
+    def chain(x: Tensor, w: Tensor) -> Any:
+        return ixt.quantize(F.rms_norm(x, w.shape, w), fmt)[:2]
+
+    graph = generate(chain, torch.randn(64, 5120).bfloat16(), torch.randn(5120).bfloat16())
+    assert ["_tem_" in name for name in graph.kernels] == [True, False, False]
+
+
+@pytest.mark.parametrize("fmt", [ROW, INT8, MX, GEMM], ids=repr)
+def test_one_row_kernel_for_every_batch(fmt: ixt.Format) -> None:
+    """The number of rows is an argument of the kernel and of its grid."""
+
+    def chain(x: Tensor, w: Tensor) -> Any:
+        assert x.shape[-1] == 384
+        return ixt.quantize(F.rms_norm(x, w.shape, w), fmt)[:2]
+
+    arguments = torch.randn(6, 40, 384).bfloat16(), torch.randn(384).bfloat16()
+    (graph,) = fake_gpu.capture(chain, arguments, "sm_90", dynamic=True)
+    (kernel,) = graph.kernels.values()
+    assert "_tem_" in kernel.name
+    assert re.search(r"M = .*ks\d", kernel.source)
+    assert not graph.externs
+
+
+def test_a_matrix_that_is_read_transposed_is_no_step() -> None:
+    """Square: only where it is read tells the sum from its transpose."""
+
+    def chain(x: Tensor, r: Tensor, w: Tensor) -> list[Tensor]:
+        h = x + r
+        return [h, *ixt.quantize(F.rms_norm(h.t(), w.shape, w), BLOCK)[:2]]
+
+    x, r = (torch.randn(256, 256).bfloat16() for _ in range(2))
+    graph = generate(chain, x, r, torch.randn(256).bfloat16())
+    assert not any("KEPT_0" in kernel.source for kernel in graph.kernels.values())
+
+
+def test_rows_too_long_for_registers_keep_the_plain_lowering() -> None:
+    def chain(x: Tensor, w: Tensor) -> Any:
+        return ixt.quantize(F.rms_norm(x, w.shape, w), ROW)[:2]
+
+    graph = generate(chain, torch.randn(2, 16640).bfloat16(), torch.randn(16640).bfloat16())
+    assert not any("_tem_" in name for name in graph.kernels)
 
 
 def test_off_by_default() -> None:

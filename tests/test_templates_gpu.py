@@ -103,3 +103,24 @@ def test_dynamic_rows_compile_once() -> None:
         x = torch.randn(rows, 1024, device="cuda", dtype=torch.bfloat16)
         got, want = run(x, w), chain(x, w)
         assert float((got.codes.float() != want.codes.float()).float().mean()) < 2e-3
+
+
+@pytest.mark.parametrize("exponent", [0, 3, 26, 27, 127, 226, 227, 253])
+def test_scales_of_every_mantissa(exponent: int) -> None:
+    """A group's scale and its inverse are IEEE quotients, in and beyond the branchless range."""
+
+    def chain(x: Tensor) -> Any:
+        return ixt.quantize(torch.relu(x), cpu.BLOCK)[1]
+
+    compiled = torch.compile(chain, fullgraph=True, dynamic=False)
+    x = torch.zeros(1 << 13, 128 * 128, device="cuda")
+    for start in range(0, 1 << 23, 1 << 20):
+        mantissa = torch.arange(start, start + (1 << 20), device="cuda", dtype=torch.int32)
+        amax = (mantissa | exponent << 23).view(torch.float32)
+        x.view(-1, 128)[:, 0] = amax
+        # number / tensor would multiply by a reciprocal
+        scale = torch.full_like(amax, 448.0) / amax
+        scale = scale.clamp(max=torch.finfo(torch.float32).max)
+        scale = torch.where(amax > 0, scale, 1.0)
+        want = torch.ones_like(scale) / scale
+        assert torch.equal(compiled(x).view(-1).view(torch.int32), want.view(torch.int32))

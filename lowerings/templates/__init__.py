@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from .fit import applies, quantize_tiles
-from .fit_row import quantize_rows
+from .fit import cut_for, quantize_tiles
+from .fit_row import amax_of_rows, quantize_rows
 from .formulas import Rule
 
-__all__ = ["Rule", "quantize"]
+__all__ = ["Rule", "amax_of_rows", "quantize", "quantize_rows"]
 
 
 def quantize(
@@ -29,6 +29,9 @@ def quantize(
     rows = quantize_rows(x, rule, group, layout) if along_k and not along_m else None
     if rows is not None:
         return rows
-    if (along_k or along_m) and applies(x, group, along_k, along_m, layout):
-        return quantize_tiles(x, rule, group, along_k=along_k, along_m=along_m, layout=layout)
-    return None
+    if not (along_k or along_m):
+        return None
+    cut = cut_for(x, group, along_k, along_m, layout)
+    if cut is None:
+        return None
+    return quantize_tiles(x, rule, group, cut, along_k=along_k, along_m=along_m, layout=layout)

@@ -26,18 +26,17 @@ class Cut(NamedTuple):
     warps: int
 
 
-# docs/benchmarks/tiles-h200.txt
+# (group, along K, along M): the first whose columns divide K; docs/benchmarks/tiles-h200.txt
 _CUTS = {
-    # (group, along K, along M)
-    (32, True, True): Cut(4, 16, 64, 4),
-    (32, False, True): Cut(8, 16, 64, 4),
-    (32, True, False): Cut(8, 4, 128, 2),
-    (64, True, True): Cut(4, 16, 64, 4),
-    (64, False, True): Cut(8, 16, 64, 4),
-    (64, True, False): Cut(8, 4, 128, 2),
-    (128, True, True): Cut(4, 32, 128, 8),
-    (128, False, True): Cut(8, 16, 64, 4),
-    (128, True, False): Cut(8, 4, 128, 2),
+    (32, True, True): (Cut(8, 8, 128, 4), Cut(8, 16, 64, 4)),
+    (32, False, True): (Cut(8, 16, 64, 4),),
+    (32, True, False): (Cut(8, 8, 128, 4),),
+    (64, True, True): (Cut(4, 16, 64, 4),),
+    (64, False, True): (Cut(8, 16, 64, 4),),
+    (64, True, False): (Cut(8, 8, 128, 4),),
+    (128, True, True): (Cut(4, 32, 128, 8),),
+    (128, False, True): (Cut(8, 16, 64, 4),),
+    (128, True, False): (Cut(8, 8, 128, 4),),
 }
 
 
@@ -46,36 +45,36 @@ def may_use_template(x: Any) -> bool:
     return config.templates and x.get_device().type == "cuda" and not comes_from_memory(x)
 
 
-def applies(x: Any, group: int, along_k: bool, along_m: bool, layout: str) -> bool:
-    """Return whether the template can quantize ``x``.
+def cut_for(x: Any, group: int, along_k: bool, along_m: bool, layout: str) -> Cut | None:
+    """Return how the template would quantize ``x``, None where it cannot.
 
     Whole groups only, and M and K of which four codes make a word and a tile is never ragged
     along K.
     """
     if not may_use_template(x) or len(x.get_size()) < 2:
-        return False
-    cut = _CUTS[group, along_k, along_m]
+        return None
     multiple = V.graph.sizevars.statically_known_multiple_of
     producer = Producer(x)
-    if producer.uses_positions():
-        return False
-    wide = 128 if layout == "gemm" else cut.block_k
-    return bool(
-        multiple(producer.columns, max(wide, group if along_k else 1))
-        and multiple(producer.rows, group if along_m else 1)
-        and V.graph.sizevars.statically_known_gt(producer.rows, 0)
-        and not producer.is_huge()
-    )
+    if (
+        producer.uses_positions()
+        or producer.is_huge()
+        or not multiple(producer.rows, group if along_m else 1)
+        or not V.graph.sizevars.statically_known_gt(producer.rows, 0)
+    ):
+        return None
+    for cut in _CUTS[group, along_k, along_m]:
+        if multiple(producer.columns, max(cut.block_k, 128 if layout == "gemm" else 1)):
+            return cut
+    return None
 
 
 def quantize_tiles(
-    x: Any, rule: Rule, group: int, *, along_k: bool, along_m: bool, layout: str
+    x: Any, rule: Rule, group: int, cut: Cut, *, along_k: bool, along_m: bool, layout: str
 ) -> tuple[Any, ...]:
     """Return (codes, scales) along K, then (codes, scales) along M transposed, those asked for."""
     producer = Producer(x)
     place = place_of(rule, layout)
     variant = Variant(rule, along_k, along_m, place)
-    cut = _CUTS[group, along_k, along_m]
     code = torch.float8_e5m2 if rule.e5m2 else torch.float8_e4m3fn
     kind = torch.uint8 if rule.kind == "mxfp8" else torch.float32
     rows, columns = producer.rows, producer.columns
@@ -95,7 +94,7 @@ def quantize_tiles(
         producer.reads(),
         [covered_rows(rows, place), columns],
         GROUP=group, REGISTERS=cut.registers, THREADS=cut.threads, BLOCK_K=cut.block_k,
-        num_warps=cut.warps,
+        WHOLE=is_whole(rows, cut, place), num_warps=cut.warps,
     )  # fmt: skip
     results: list[Any] = []
     if along_k:
@@ -104,6 +103,12 @@ def quantize_tiles(
     if along_m:
         results += [others["CODES_M"], _matrix(last, place)]
     return tuple(results)
+
+
+def is_whole(rows: Any, cut: Cut, place: str) -> bool:
+    """Return whether no program is known to have rows beyond the last."""
+    block = max(cut.registers * cut.threads, 128 if place == "swizzled" else 1)
+    return bool(V.graph.sizevars.statically_known_multiple_of(rows, block))
 
 
 def place_of(rule: Rule, layout: str) -> str:

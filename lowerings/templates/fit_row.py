@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -10,56 +11,101 @@ from inductor_ext._compat import V
 
 from .fit import as_given, covered_rows, empty, may_use_template, place_of, stored_size
 from .formulas import Rule
-from .inside import KEEP, hand_over, steps_of, substitute
+from .inside import STATISTICS, Step, hand_over, steps_of, substitute
 from .producer import Producer, buffers_read, run_template
-from .row import Variant, template
+from .row import Variant, cut, pieces_of, template
 
 MAX_WIDTH = 16384
 
 
-def quantize_rows(x: Any, rule: Rule, group: int, layout: str) -> tuple[Any, Any] | None:
+def quantize_rows(x: Any, rule: Rule, group: int, layout: str = "plain") -> Any:
     """Return (codes, scales) along K with a row's statistics in the same kernel.
 
-    None where there are no statistics, or a row is too long for a program's registers, or not
-    made of whole groups, or somebody else needs a statistic too.
+    Args:
+        group: how many neighbours share a scale; 0 for the whole row.
+
+    Returns:
+        None where groups have no statistics before them, or a row is too long for a program's
+        registers, or not made of whole groups.
     """
+    producer = _producer(x)
+    if producer is None:
+        return None
+    k = int(producer.columns)
+    if (group and k % group) or (layout == "gemm" and k % 128):
+        return None
+    steps = steps_of(producer)
+    if group and not _has_statistics(steps):
+        return None  # tiles do it
+    place, blocks = place_of(rule, layout), k // group if group else 1
+    codes = empty(x, (producer.rows, k), rule.codes)
+    main = (stored_size(producer.rows, blocks, place), rule.scales)
+    scales = _run(producer, steps, main, [codes], rule, group, place)
+    return as_given(codes, scales, x, blocks, place)
+
+
+def amax_of_rows(x: Any) -> Any:
+    """Return the bits of each row's amax, (M, 1) int32, before ``x`` is rounded.
+
+    The statistics are stored on the way, for who reads ``x`` again.
+
+    Returns:
+        None where there are no statistics, or a row is too long for a program's registers.
+    """
+    producer = _producer(x)
+    if producer is None:
+        return None
+    producer.load = producer.unrounded
+    steps = steps_of(producer, store_all=True)
+    if not _has_statistics(steps):
+        return None
+    return _run(producer, steps, ([producer.rows, 1], torch.int32), [])
+
+
+def _producer(x: Any) -> Producer | None:
+    """Return the matrix, with columns that are a number; None where no template applies."""
     if not may_use_template(x) or len(x.get_size()) < 2:
         return None
     producer = Producer(x)
-    if producer.uses_positions():
+    if producer.uses_positions() or producer.is_huge():
         return None
     columns = V.graph.sizevars.simplify(producer.columns)
     if not getattr(columns, "is_Integer", isinstance(columns, int)):
         return None
-    k = int(columns)
-    if not 64 <= k <= MAX_WIDTH or k % group or (layout == "gemm" and k % 128):
-        return None
-    if producer.is_huge():
-        return None
-    steps = steps_of(producer)
-    if all(step.kind == KEEP for step in steps):
-        return None  # no row needed: tiles
-    place = place_of(rule, layout)
-    width = max(1 << (k - 1).bit_length(), group)
+    producer.columns = columns
+    return producer if 64 <= int(columns) <= MAX_WIDTH else None
+
+
+def _has_statistics(steps: list[Step]) -> bool:
+    return any(step.kind in STATISTICS for step in steps)
+
+
+def _run(
+    producer: Producer,
+    steps: list[Step],
+    main: tuple[Any, torch.dtype],
+    codes: list[Any],
+    rule: Rule | None = None,
+    group: int = 0,
+    place: str = "plain",
+) -> Any:
+    """Put the template into the graph; return its last result, of the size and dtype ``main``."""
     names = [step.name for step in steps]
-    subgraphs = [producer.subgraph(substitute(step.element, names)) for step in steps]
-    subgraphs.append(producer.subgraph(substitute(producer.load, names)))
-    reads = _all_reads(producer, [step.element for step in steps], set(names))
-    kept = hand_over(steps)
-    codes = empty(x, (producer.rows, k), torch.float8_e5m2 if rule.e5m2 else torch.float8_e4m3fn)
-    kind = torch.uint8 if rule.kind == "mxfp8" else torch.float32
-    rows_each = max(1, 1024 // width)
-    scales = run_template(
-        template(Variant(rule, tuple(step.kind for step in steps), width == k, place)),
-        (stored_size(producer.rows, k // group, place), kind),
-        [codes, *kept],
+    elements = [step.element for step in steps]
+    subgraphs = [producer.subgraph(substitute(e, names)) for e in (*elements, producer.load)]
+    reads = _all_reads(producer, elements, set(names))
+    k = int(producer.columns)
+    kinds = tuple((step.kind, step.stored) for step in steps)
+    rows_each, warps = cut(k, statistics=_has_statistics(steps))
+    return run_template(
+        template(Variant(rule, group, kinds, pieces_of(k), place)),
+        main,
+        [*codes, *hand_over(steps)],
         subgraphs,
         reads,
         [covered_rows(producer.rows, place)],
-        COLUMNS=k, WIDTH=width, GROUP=group, ROWS_EACH=rows_each,
-        num_warps=min(16, max(1, rows_each * width // 2048)),
+        COLUMNS=k, ALIGNED=math.gcd(k, 16), GROUP=group, ROWS_EACH=rows_each, num_warps=warps,
     )  # fmt: skip
-    return as_given(codes, scales, x, k // group, place)
 
 
 def _all_reads(producer: Producer, elements: list[Any], inside: set[str]) -> list[Any]:

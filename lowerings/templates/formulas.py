@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
+
 
 class Rule(NamedTuple):
     """How a block's amax becomes its scale and multiplier, and what its codes are.
 
     Attributes:
-        kind: "mxfp8" (e8m0 scales) or "fp8" (fp32 scales).
+        kind: "mxfp8" (e8m0 scales), "fp8" or "int8" (fp32 scales).
         e5m2: whether codes are float8_e5m2 instead of float8_e4m3fn.
         floor: MXFP8's mode "floor" instead of "ceil".
         eps, limit, pow2: FP8's current scaling; ``limit`` replaces an infinite scale.
@@ -25,12 +27,28 @@ class Rule(NamedTuple):
     @property
     def name(self) -> str:
         """Return a word for kernel names."""
+        if self.kind == "int8":
+            return "int8"
         return f"{self.kind}_{'e5m2' if self.e5m2 else 'e4m3'}"
 
     @property
     def code_type(self) -> str:
         """Return Triton's name of the codes' type."""
+        if self.kind == "int8":
+            return "tl.int8"
         return "tl.float8e5" if self.e5m2 else "tl.float8e4nv"
+
+    @property
+    def codes(self) -> torch.dtype:
+        """Return the codes' type."""
+        if self.kind == "int8":
+            return torch.int8
+        return torch.float8_e5m2 if self.e5m2 else torch.float8_e4m3fn
+
+    @property
+    def scales(self) -> torch.dtype:
+        """Return the stored scales' type."""
+        return torch.uint8 if self.kind == "mxfp8" else torch.float32
 
     @property
     def scale_type(self) -> str:
@@ -39,17 +57,62 @@ class Rule(NamedTuple):
 
 
 def scale_text(rule: Rule) -> str:
-    """Return the lines that make ``multiplier`` and the ``scale`` to store from ``amax``."""
+    """Return the lines that make ``multiplier`` and the ``scale`` to store from ``amax``.
+
+    INT8 divides by the scale itself.
+    """
+    if rule.kind == "int8":
+        return "scale = ixt_int8_scale(amax)"
     if rule.kind == "mxfp8":
         return (
             f"scale = ixt_e8m0(amax, {rule.e5m2}, {rule.floor})\n"
             "    multiplier = ixt_e8m0_inverse(scale)"
         )
-    largest = 57344.0 if rule.e5m2 else 448.0
     return (
-        f"multiplier = ixt_scale(amax, {largest}, {rule.eps!r}, {rule.limit!r}, {rule.pow2})\n"
-        "    scale = ixt_div(tl.full(amax.shape, 1.0, tl.float32), multiplier)"
+        f"multiplier, scale = "
+        f"ixt_scales(amax, {rule.e5m2}, {rule.eps!r}, {rule.limit!r}, {rule.pow2})"
     )
+
+
+def _scales(pow2: bool) -> str:
+    """Return PTX of scale ($0) and its inverse ($1) from amax ($2), largest ($3), its inverse
+    ($4) and limit ($5), every quotient rounded to nearest.
+
+    For amax from 2^-100 to 2^100 there is no branch.  A reciprocal within two ulp, one step of
+    Newton and a fused remainder give the quotient; amax / largest and two such steps the inverse:
+    right for all 2^23 mantissas, tried one by one.  The rest (0, NaN, infinity among it) divides.
+    """
+    mask = "and.b32 q, q, 0xFF800000;"
+    return (
+        "{ .reg .f32 q, i, r, e, n; .reg .b32 x; .reg .pred p, o;"
+        " mov.b32 x, $2; sub.u32 x, x, 0x0D800000; setp.le.u32 p, x, 0x64000000;"
+        " neg.f32 n, $2; rcp.approx.ftz.f32 r, $2;"
+        " fma.rn.f32 e, n, r, 0f3F800000; fma.rn.f32 r, e, r, r;"
+        " mul.rn.f32 q, r, $3; fma.rn.f32 e, n, q, $3; fma.rn.f32 q, e, r, q;"
+        + (
+            f" {mask} sub.s32 i, 0x7F000000, q;"
+            if pow2
+            else " neg.f32 n, q; mul.rn.f32 i, $2, $4;"
+            " fma.rn.f32 e, n, i, 0f3F800000; fma.rn.f32 i, e, i, i;"
+            " fma.rn.f32 e, n, i, 0f3F800000; fma.rn.f32 i, e, i, i;"
+        )
+        + " @p bra DONE; mov.f32 q, 0f3F800000; mov.f32 i, q;"
+        " setp.gt.f32 o, $2, 0f00000000; setp.lt.and.f32 o, $2, 0f7F800000, o; @!o bra DONE;"
+        f" div.rn.f32 q, $3, $2; min.f32 q, q, $5; {mask if pow2 else ''}"
+        " div.rn.f32 i, 0f3F800000, q;"
+        " DONE: mov.f32 $0, q; mov.f32 $1, i; }"
+    )
+
+
+def codes_text(rule: Rule, values: str, each: str) -> str:
+    """Return the expression of the codes of ``values``, yet to be cast to their type.
+
+    Args:
+        each: the subscript that makes a scale one for each of its elements.
+    """
+    if rule.kind == "int8":
+        return f"ixt_int8({values}, scale{each})"
+    return f"{values} * multiplier{each}"
 
 
 # The arithmetic is docs/formats.md's; kernels/common/{fp8,mxfp8}.h hold the same for C++ and CUDA.
@@ -62,8 +125,7 @@ def ixt_div(a, b):
 @triton.jit
 def ixt_amax(x, AXIS: tl.constexpr):
     # the maximum of a number and NaN is the number, that of NaNs alone becomes 0
-    amax = tl.max(tl.abs(x), AXIS)
-    return tl.where(amax == amax, amax, 0.0)
+    return tl.maximum(tl.max(tl.abs(x), AXIS), 0.0)
 
 @triton.jit
 def ixt_e8m0(amax, E5M2: tl.constexpr, FLOOR: tl.constexpr):
@@ -79,16 +141,36 @@ def ixt_e8m0_inverse(e):
     return tl.maximum((254 - e) << 23, 0x400000).to(tl.float32, bitcast=True)
 
 @triton.jit
-def ixt_scale(
-    amax, LARGEST: tl.constexpr, EPS: tl.constexpr, LIMIT: tl.constexpr, POW2: tl.constexpr
+def ixt_scales(
+    amax, E5M2: tl.constexpr, EPS: tl.constexpr, LIMIT: tl.constexpr, POW2: tl.constexpr
 ):
     if EPS > 0.0:
         amax = tl.where(amax < EPS, EPS, amax)
-    scale = ixt_div(tl.full(amax.shape, LARGEST, tl.float32), amax)
-    scale = tl.where(scale == float("inf"), LIMIT, scale)
+    largest = tl.full(amax.shape, 57344.0 if E5M2 else 448.0, tl.float32)
+    inverse = tl.full(amax.shape, INVERSE_57344 if E5M2 else INVERSE_448, tl.float32)
+    limit = tl.full(amax.shape, LIMIT, tl.float32)
     if POW2:
-        scale = (scale.to(tl.int32, bitcast=True) & -0x800000).to(tl.float32, bitcast=True)
-    return tl.where((amax > 0.0) & (amax < float("inf")), scale, 1.0)
+        return tl.inline_asm_elementwise(
+            "SCALES_POW2",
+            "=f,=f,f,f,f,f", [amax, largest, inverse, limit],
+            dtype=(tl.float32, tl.float32), is_pure=True, pack=1)
+    else:
+        return tl.inline_asm_elementwise(
+            "SCALES",
+            "=f,=f,f,f,f,f", [amax, largest, inverse, limit],
+            dtype=(tl.float32, tl.float32), is_pure=True, pack=1)
+
+@triton.jit
+def ixt_int8_scale(amax):
+    largest = tl.minimum(amax, 3.4028234663852886e+38)
+    return tl.maximum(ixt_div(largest, tl.full(amax.shape, 127.0, tl.float32)), 2.0**-126)
+
+@triton.jit
+def ixt_int8(x, scale):
+    quotient = ixt_div(x, tl.broadcast_to(scale, x.shape))
+    quotient = tl.minimum(tl.maximum(tl.where(x == x, quotient, 0.0), -127.0), 127.0)
+    # to the nearest integer, half to even: the grid of fp32 at 1.5 * 2^23
+    return (quotient + 12582912.0) - 12582912.0
 
 @triton.jit
 def ixt_pack4(a, b, c, d, E5M2: tl.constexpr):
@@ -104,3 +186,8 @@ def ixt_pack4(a, b, c, d, E5M2: tl.constexpr):
             " cvt.rn.satfinite.e4m3x2.f32 h, $4, $3; mov.b32 $0, {l, h}; }",
             "=r,f,f,f,f", [a, b, c, d], dtype=tl.int32, is_pure=True, pack=1)
 """
+for _word, _text in {
+    "SCALES_POW2": _scales(pow2=True), "SCALES": _scales(pow2=False),
+    "INVERSE_57344": "1.743861685099546e-05", "INVERSE_448": "0.0022321429569274187",
+}.items():  # fmt: skip
+    FORMULAS = FORMULAS.replace(_word, _text)

@@ -11,7 +11,6 @@ computes it on the way and stores it; the buffer becomes an allocation that the 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -21,18 +20,27 @@ import torch
 from inductor_ext._compat import FloorDiv, ModularIndexing, V, WrapperHandler, ir, ops
 
 from ..vocabulary import F32, Expression
-from .producer import Producer, buffers_read
+from .producer import Producer, reads_of
 
-SUM, MEAN, MOMENT, KEEP = "sum", "mean", "moment", "keep"
+SUM, MEAN, MOMENT, KEEP, ROW = "sum", "mean", "moment", "keep", "row"
+STATISTICS = (SUM, MEAN, MOMENT)
 _KINDS = {("sum", 0): SUM, ("welford_reduce", 0): MEAN, ("welford_reduce", 1): MOMENT}
 
 
 class Step(NamedTuple):
-    """One thing to compute before the elements: for which buffer, what, from which elements."""
+    """One thing to compute before the elements.
+
+    Attributes:
+        buffer: what it would have been stored in.
+        kind: a statistic of the row; or ROW, computed from such ones; or KEEP, of an element.
+        element: what it is computed from.
+        stored: whether the template stores it in the buffer, for others.
+    """
 
     buffer: Any
     kind: str
     element: Expression
+    stored: bool = True
 
     @property
     def name(self) -> str:
@@ -40,34 +48,50 @@ class Step(NamedTuple):
         return str(self.buffer.get_name())
 
 
-def steps_of(producer: Producer) -> list[Step]:
+def steps_of(producer: Producer, *, store_all: bool = False) -> list[Step]:
     """Return what a template of whole rows computes itself, what others build on first.
 
-    A statistic that somebody else needs too is not among them: its kernel exists then, and so
-    does its pass over the rows.
+    Args:
+        store_all: store all of it; otherwise statistics for the template alone are not stored.
+
+    Returns:
+        Nothing where one of them is read in another place than that of the element computed, or
+        by a kernel that is made already.
     """
     found: dict[str, Step] = {}
-    for buffer in producer.reads():
-        _collect(buffer, producer, found)
+    if not _collect(producer.load, producer, found):
+        return []
     steps = list(found.values())
-    ours = _all_are_ours(steps, V.graph.current_node) and not _read_already(steps)
-    return steps if ours else []
+    if not store_all:
+        steps = _unstored_where_alone(steps, V.graph.current_node)
+    return [] if _read_already(steps) else steps
 
 
-def _collect(buffer: Any, producer: Producer, found: dict[str, Step]) -> None:
+def _collect(expression: Expression, producer: Producer, found: dict[str, Step]) -> bool:
+    """Find the steps of an expression; return whether it reads each in the element's place."""
+    for read in reads_of(expression, producer.rows, producer.columns):
+        name = read.what.name
+        buffer = V.graph.get_buffer(name)
+        kind, element = _computed(buffer, producer)
+        if kind is None or element is None:
+            continue
+        if not producer.is_place(read, of_row=kind != KEEP):
+            return False
+        if name not in found:
+            if not _collect(element, producer, found):
+                return False
+            found[name] = Step(buffer, kind, element)
+    return True
+
+
+def _computed(buffer: Any, producer: Producer) -> tuple[str | None, Expression | None]:
+    """Return what a buffer without a kernel is to the matrix, and how it is computed."""
     data = getattr(buffer, "data", None)
-    if buffer.get_name() in found or not isinstance(buffer, ir.ComputedBuffer):
-        return
-    kind, element = None, None
+    if not isinstance(buffer, ir.ComputedBuffer):
+        return None, None
     if isinstance(data, ir.Reduction):
-        kind, element = _statistic(data, producer)
-    elif isinstance(data, ir.Pointwise):
-        kind, element = _kept(buffer, data, producer)
-    if kind is None or element is None:
-        return
-    for inner in buffers_read(element, producer.rows, producer.columns):
-        _collect(inner, producer, found)
-    found[buffer.get_name()] = Step(buffer, kind, element)
+        return _statistic(data, producer)
+    return _kept(buffer, data, producer) if isinstance(data, ir.Pointwise) else (None, None)
 
 
 def _statistic(data: Any, producer: Producer) -> tuple[str | None, Expression | None]:
@@ -85,35 +109,40 @@ def _statistic(data: Any, producer: Producer) -> tuple[str | None, Expression | 
 
 
 def _kept(buffer: Any, data: Any, producer: Producer) -> tuple[str | None, Expression | None]:
-    """Return an elementwise buffer of the matrix's size, in the order of the matrix."""
+    """Return a buffer with a number an element of the matrix, or a number a row, in its order."""
     size, inner = list(data.ranges), data.inner_fn
-    same = size and _equal(size[-1], producer.columns)
-    if not same or not _equal(math.prod(size[:-1]), producer.rows):
-        return None, None
     kinds = (torch.float32, torch.bfloat16, torch.float16)
-    if buffer.get_dtype() not in kinds or not buffer.get_layout().is_contiguous():
+    if not size or buffer.get_dtype() not in kinds or not buffer.get_layout().is_contiguous():
+        return None, None
+    of_rows = _equal(math.prod(size), producer.rows)
+    whole = _equal(size[-1], producer.columns) and _equal(math.prod(size[:-1]), producer.rows)
+    if not of_rows and not whole:
         return None, None
 
     def element(index: Sequence[Any]) -> Any:
         row, column = index
+        place = _unflatten(row, size) if of_rows else [*_unflatten(row, size[:-1]), column]
         # Whoever computes with it rounds it: the rounding pass has put that into the graph.
-        return ops.to_dtype(inner([*_unflatten(row, size[:-1]), column]), F32)
+        return ops.to_dtype(inner(place), F32)
 
-    return KEEP, element
+    return ROW if of_rows else KEEP, element
 
 
 def hand_over(steps: Iterable[Step]) -> list[Any]:
-    """Turn the buffers of kept steps into allocations; return them as arguments of a template."""
+    """Turn the buffers of stored steps into allocations; return them as arguments of a template."""
     given = []
     for step in steps:
-        if step.kind != KEEP:
+        if not step.stored:
             continue
         buffer, data = step.buffer, step.buffer.data
         buffer.freeze_layout()
         dtype = buffer.get_dtype()
         # Nothing to compute: what Inductor itself makes of an empty tensor.
-        buffer.data = dataclasses.replace(
-            data, inner_fn=lambda _, d=dtype: ops.constant(0, d), ranges=[0] * len(data.ranges)
+        buffer.data = ir.Pointwise(
+            device=data.device,
+            dtype=dtype,
+            inner_fn=lambda _, d=dtype: ops.constant(0, d),
+            ranges=[0] * len(data.ranges),
         )
         given.append(ir.TensorBox(ir.StorageBox(buffer)))
     return given
@@ -140,36 +169,26 @@ def substitute(expression: Expression, names: Sequence[str]) -> Expression:
 
 def _read_already(steps: Sequence[Step]) -> bool:
     """Return whether a kernel that is made already reads what a template would only then fill."""
-    kept = {step.name for step in steps if step.kind == KEEP}
+    stored = {step.name for step in steps if step.stored}
     ours = {step.buffer.get_operation_name() for step in steps}
     others = (o for o in V.graph.operations if o.get_operation_name() not in ours)
-    return any(not kept.isdisjoint(operation.get_read_names()) for operation in others)
+    return any(not stored.isdisjoint(operation.get_read_names()) for operation in others)
 
 
-def _all_are_ours(steps: Iterable[Step], needed: torch.fx.Node) -> bool:
-    """Return whether the template of ``needed`` can be the one that computes all the buffers.
-
-    A statistic must be for ``needed`` and what is kept, and nothing else.  What is kept may have
-    other users, but none whose code has been made already: it would read the buffer before the
-    template fills it.
-    """
+def _unstored_where_alone(steps: Sequence[Step], needed: torch.fx.Node) -> list[Step]:
+    """Return the steps, those statistics not stored that are for ``needed`` and the stored ones."""
     before = _ancestors(needed)
-    order = {node: place for place, node in enumerate(needed.graph.nodes)}
-    ends, starts = {needed}, list[torch.fx.Node]()
+    ends = {needed}
     for step in steps:
-        origins = [n for n in step.buffer.get_origins() if n in before]
-        if step.kind == KEEP:
-            made = [n for n in origins if not any(user in origins for user in n.users)]
-            if len(made) != 1:
-                return False
-            ends.add(made[0])
-            starts += [user for user in made[0].users if order[user] < order[needed]]
-        else:
-            reductions = [n for n in origins if _reduces(n)]
-            if not reductions:
-                return False
-            starts += reductions
-    return _only_lead_to(ends, before, starts)
+        if step.kind in (KEEP, ROW):
+            origins = [n for n in step.buffer.get_origins() if n in before]
+            ends |= {n for n in origins if not any(user in origins for user in n.users)}
+
+    def is_alone(step: Step) -> bool:
+        starts = [n for n in step.buffer.get_origins() if n in before and _reduces(n)]
+        return bool(starts) and _only_lead_to(ends, before, starts)
+
+    return [step._replace(stored=step.kind in (KEEP, ROW) or not is_alone(step)) for step in steps]
 
 
 def _only_lead_to(

@@ -10,13 +10,14 @@ the element there, from whatever buffers it reads.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import sympy  # type: ignore[import-untyped]
 import torch
 
 from inductor_ext._compat import (
+    MemoryDep,
     SimplifyIndexing,
     V,
     WrapperHandler,
@@ -26,7 +27,8 @@ from inductor_ext._compat import (
 )
 
 from ..blocks import as_matrix
-from ..vocabulary import Expression, load_f32
+from ..vocabulary import Expression, load_f32, load_unrounded
+from .quick import quick
 
 # The template's variables for the position of an element in the matrix (M, K).
 ROW = sympy.Symbol("idx_m", integer=True, nonnegative=True)
@@ -38,14 +40,16 @@ class Producer:
 
     Attributes:
         rows, columns: M and K, which may be symbolic.
-        device, dtype: of the tensor; its elements are rounded to ``dtype``.
+        device, dtype: of the tensor.
+        load, unrounded: its elements as fp32, rounded to ``dtype`` or as they are computed.
     """
 
     def __init__(self, x: Any) -> None:
         *leading, self.columns = x.get_size()
         self.rows = sympy.prod(leading)
         self.device, self.dtype = x.get_device(), x.get_dtype()
-        self.load = load_f32(as_matrix(x))
+        matrix = as_matrix(x)
+        self.load, self.unrounded = load_f32(matrix), load_unrounded(matrix)
 
     def subgraph(self, expression: Expression | None = None) -> Any:
         """Return the code of an element at (ROW, COLUMN), in fp32, as ``modification`` takes it.
@@ -57,7 +61,7 @@ class Producer:
 
         def element(_: Sequence[Any]) -> Any:
             # What is read has its strides fixed; what is substituted needs none.
-            handler = SimplifyIndexing(_constants(V.ops), ranges)
+            handler = SimplifyIndexing(_constants(quick(V.ops)), ranges)
             with _any_layout(), V.set_ops_handler(handler):
                 return load([ROW, COLUMN])
 
@@ -80,12 +84,40 @@ class Producer:
         """Return the buffers that the code reads."""
         return buffers_read(self.load, self.rows, self.columns)
 
+    def is_place(self, read: Read, *, of_row: bool) -> bool:
+        """Return whether a read is of the element's own place in a matrix, or in a column."""
+        if not isinstance(read.what, MemoryDep):
+            return False
+        ranges = dict(zip(read.what.var_names, read.what.size, strict=True))
+        place = read.row if of_row else read.row * self.columns + read.column
+        return bool(V.graph.sizevars.simplify_with_ranges(read.what.index, ranges) == place)
+
+
+class Read(NamedTuple):
+    """What is read of a buffer (an Inductor dependency) for the element at (row, column)."""
+
+    what: Any
+    row: Any
+    column: Any
+
+
+def reads_of(load: Expression, rows: Any, columns: Any) -> list[Read]:
+    """Return what an expression over a matrix reads, and where."""
+    place: list[Any] = []
+
+    def element(index: Sequence[Any]) -> Any:
+        place[:] = index
+        return load(index)
+
+    with _any_layout():
+        found = extract_read_writes(element, [rows, columns]).reads
+    return [Read(what, *place) for what in sorted(found, key=str)]
+
 
 def buffers_read(load: Expression, rows: Any, columns: Any) -> list[Any]:
     """Return the buffers that an expression over a matrix reads."""
-    with _any_layout():
-        found = extract_read_writes(load, [rows, columns]).reads
-    return [V.graph.get_buffer(name) for name in sorted({read.name for read in found})]
+    names = sorted({read.what.name for read in reads_of(load, rows, columns)})
+    return [V.graph.get_buffer(name) for name in names]
 
 
 def _constants(inner: Any) -> Any:

@@ -1,8 +1,9 @@
 """Quantize whole rows along K, with the statistics of a norm taken from the same registers.
 
-One program takes ROWS_EACH rows.  What a row's statistics need is computed element by element,
-reduced, and put into the code of the elements to quantize; the loads are the same in all of it, so
-the row is read once.
+One program takes ROWS_EACH rows.  Triton's widths are powers of two: a row comes in pieces, 14336
+as 8192 + 4096 + 2048, so that no thread works on what is not there.  What a row's statistics need
+is computed element by element, reduced, and put into the code of the elements to quantize; the
+loads are the same in all of it, so the row is read once.
 """
 
 from __future__ import annotations
@@ -12,106 +13,263 @@ from typing import Any, NamedTuple
 
 from inductor_ext._compat import TritonTemplate
 
-from .formulas import FORMULAS, Rule, scale_text
-from .inside import KEEP, MEAN, MOMENT, SUM
+from .formulas import FORMULAS, Rule, codes_text, scale_text
+from .inside import KEEP, MEAN, MOMENT, ROW
 from .tile import PLACES, SWIZZLE
 
 HEAD = """
-    M = {{size("CODES", 0)}}
+    M = {{size(<first>, 0)}}
     K: tl.constexpr = COLUMNS
-    m = tl.program_id(0) * ROWS_EACH + tl.arange(0, ROWS_EACH)
-    k = tl.arange(0, WIDTH)
-    inside = (m < M)[:, None] & (k < K)[None, :]
-    idx_m = tl.minimum(m, M - 1).to(INDEX_DTYPE)[:, None]
-    idx_k = k[None, :]
+    m = tl.program_id(0) * ROWS_EACH + tl.arange(0, ROWS_EACH)[:, None]
+    m_inside = m < M
+    idx_m = tl.minimum(m, M - 1).to(INDEX_DTYPE)
 """
-MASKED_K = "    idx_k = tl.minimum(k, K - 1)[None, :]\n"
-ELEMENT = """
-    {{modification(subgraph_number=NUMBER, output_name="element", KNOWN)
+PIECE = """    k<p> = (<offset> + tl.arange(0, <width>))[None, :]
+    inside<p> = m_inside
+"""
+# Columns beyond the row read its start again: loads as wide as the others, and none from memory.
+RAGGED_PIECE = """    column = <offset> + tl.arange(0, <width>)
+    within<p> = (column < K)[None, :]
+    inside<p> = within<p> & m_inside
+    column = tl.where(column < K, column, column - K)
+    k<p> = tl.max_contiguous(tl.multiple_of(column, ALIGNED), ALIGNED)[None, :]
+"""
+ELEMENT = """    idx_k = k<p>
+    {{modification(subgraph_number=<n>, output_name="element"<known>)
       | indent_except_first(1)}}
-    element = tl.broadcast_to(element, (ROWS_EACH, WIDTH))
+    element<p> = tl.broadcast_to(element, (ROWS_EACH, <width>))
 """
-STEPS = {
-    SUM: "    stepNUMBER = tl.sum(tl.where(inside, element, 0.0), 1)[:, None]\n",
-    MEAN: "    stepNUMBER = tl.sum(tl.where(inside, element, 0.0), 1)[:, None] / K\n",
-    MOMENT: (
-        "    center = tl.sum(tl.where(inside, element, 0.0), 1)[:, None] / K\n"
-        "    apart = tl.where(inside, element - center, 0.0)\n"
-        "    stepNUMBER = tl.sum(apart * apart, 1)[:, None]\n"
-    ),
-    KEEP: (
-        "    stepNUMBER = element\n"
-        "    tl.store(KEPT_NUMBER + idx_m * K + idx_k,"
-        " element.to(KEPT_NUMBER.dtype.element_ty), inside)\n"
-    ),
-}
-QUANTIZE = """
-    GROUPS: tl.constexpr = WIDTH // GROUP
-    groups = tl.reshape(tl.where(inside, element, 0.0), (ROWS_EACH, GROUPS, GROUP))
+KEEP_ELEMENT = """    step<n>_<p> = element<p>
+    tl.store(KEPT_<n> + idx_m * K + k<p>, element<p>.to(KEPT_<n>.dtype.element_ty), inside<p>)
+"""
+KEEP_ROW = """    tl.store(KEPT_<n> + idx_m, step<n>.to(KEPT_<n>.dtype.element_ty), m_inside)
+"""
+ROW_VALUE = """    idx_k = tl.zeros((1, 1), tl.int32)
+    {{modification(subgraph_number=<n>, output_name="element"<known>)
+      | indent_except_first(1)}}
+    step<n> = tl.broadcast_to(element, (ROWS_EACH, 1))
+"""
+GROUPED = """    groups = tl.reshape(<element>, (ROWS_EACH, <width> // GROUP, GROUP))
     amax = ixt_amax(groups, 2)
-    {scale}
-    codes = tl.reshape(groups * multiplier[:, :, None], (ROWS_EACH, WIDTH)).to({code})
-    tl.store(CODES + idx_m * K + k[None, :], codes, inside)
-    g = tl.arange(0, GROUPS)
-    row, column, rows, columns = m[:, None], g[None, :], M, tl.cdiv(K, GROUP)
-    {place}
-    fits = tl.broadcast_to((row < rows) & (column < columns), scale.shape)
-    scale = tl.broadcast_to(scale, fits.shape).to({type})
-    idx_0 = {first}
-    idx_1 = {second}
-    {{store_output(("idx_0", "idx_1"), "scale", "fits", indent_width=4,
-                   val_shape=("ROWS_EACH", "GROUPS"))}}
 """
+CODES = """    codes = tl.reshape(<codes>, (ROWS_EACH, <width>)).to(<type>)
+    tl.store(CODES + idx_m * K + k<p>, codes, inside<p>)
+"""
+SCALES = """    row, rows, columns = m, M, <columns>
+    column = (<first_group> + tl.arange(0, <groups>))[None, :]
+    <place>
+    fits<p> = tl.broadcast_to((row < rows) & (column < columns), scale.shape)
+    scale<p> = tl.broadcast_to(tl.where(m_inside, scale, 0), fits<p>.shape).to(<type>)
+    idx_first<p> = <first>
+    idx_second<p> = <second>
+    {{store_output(("idx_first<p>", "idx_second<p>"), "scale<p>", "fits<p>", indent_width=4,
+                   val_shape=("ROWS_EACH", "<groups>"))}}
+"""
+AMAX = """    bits = amax.to(tl.int32, bitcast=True)
+    idx_k = tl.zeros((1, 1), tl.int32)
+    {{store_output(("idx_m", "idx_k"), "bits", "m_inside", indent_width=4,
+                   val_shape=("ROWS_EACH", "1"))}}
+"""
+
+
+class Piece(NamedTuple):
+    """A part of a row: ``width`` columns from ``offset``, some beyond the row if ``ragged``."""
+
+    offset: int
+    width: int
+    ragged: bool
 
 
 class Variant(NamedTuple):
     """What a row kernel is asked for: fixed when its source is made.
 
     Attributes:
-        steps: the kinds of what is computed first, in the order of ``step0``, ``step1`` ...
-        whole: whether a row fills the program's width.
+        rule: None to give no codes, but the bits of each row's amax.
+        group: how many neighbours share a scale; 0 for the whole row.
+        steps: what is computed first, in the order of ``step0``, ``step1`` ...: its kind, and
+            whether it is stored too.
         place: of the scales: "plain", "column-major" or "swizzled".
     """
 
-    rule: Rule
-    steps: tuple[str, ...]
-    whole: bool
+    rule: Rule | None
+    group: int
+    steps: tuple[tuple[str, bool], ...]
+    pieces: tuple[Piece, ...]
     place: str
+
+    def names(self) -> list[str]:
+        """Return the template's arguments: every result but the last."""
+        kept = [f"KEPT_{number}" for number, (_, stored) in enumerate(self.steps) if stored]
+        return ["CODES"] * (self.rule is not None) + kept
+
+
+def pieces_of(columns: int) -> tuple[Piece, ...]:
+    """Return the parts of a row, none shorter than an eighth of it or 512."""
+    least = max(512, _power_of_two(columns) // 8)
+    found: list[Piece] = []
+    at = 0
+    while at < columns:
+        left = columns - at
+        width = 1 << (left.bit_length() - 1)
+        if width < left and width <= least:
+            width *= 2
+        if found:
+            width = max(width, least)
+        found.append(Piece(at, width, width > left))
+        at += width
+    return tuple(found)
+
+
+def cut(columns: int, *, statistics: bool) -> tuple[int, int]:
+    """Return the rows of a program and its warps, as measured on an H200.
+
+    64 to 127 elements a thread, half of it where there is no statistic to wait for.  And 16
+    neighbours a thread in every piece, as many codes as one store takes: with fewer in one piece
+    Triton moves the others through shared memory.
+    """
+    rows = max(1, 1024 // _power_of_two(columns))
+    least = min(piece.width for piece in pieces_of(columns))
+    each = 2048 if statistics else 1024
+    warps = 1 << max(0, (columns // each).bit_length() - 1)
+    return rows, min(max(1, least // 512), warps)
+
+
+def _power_of_two(number: int) -> int:
+    """Return the smallest power of two that is not less."""
+    return 1 << (number - 1).bit_length()
 
 
 @cache
 def template(variant: Variant) -> Any:
     """Return the template of a variant."""
-    kept = [f'"KEPT_{i}"' for i, kind in enumerate(variant.steps) if kind == KEEP]
-    source = "{{def_kernel(" + ", ".join(['"CODES"', *kept]) + ")}}" + HEAD
-    if not variant.whole:
-        source += MASKED_K
-    for number, kind in enumerate(variant.steps):
-        source += _element(number) + STEPS[kind].replace("NUMBER", str(number))
-    source += _element(len(variant.steps))
-    first, second = PLACES[variant.place]
-    words = {
-        "scale": scale_text(variant.rule),
-        "code": variant.rule.code_type,
-        "place": SWIZZLE if variant.place == "swizzled" else "",
-        "type": variant.rule.scale_type,
-        "first": first,
-        "second": second,
-    }
-    quantize = QUANTIZE
-    for key, value in words.items():
-        quantize = quantize.replace("{" + key + "}", value)
-    name = f"ixt_row_{variant.rule.name}_{len(_made)}"
+    names = ", ".join(f'"{name}"' for name in variant.names())
+    first = "None" if variant.rule is None else '"CODES"'
+    source = "{{def_kernel(" + names + ")}}" + HEAD.replace("<first>", first)
+    for p, piece in enumerate(variant.pieces):
+        source += _fill(RAGGED_PIECE if piece.ragged else PIECE, p=p, **piece._asdict())
+    for number in range(len(variant.steps)):
+        source += _step(variant, number)
+    for p in range(len(variant.pieces)):
+        source += _element(variant, len(variant.steps), p)
+    if variant.rule is None:
+        source += _row_amax(variant) + AMAX
+    elif variant.group:
+        for p, piece in enumerate(variant.pieces):
+            source += _fill(GROUPED, element=_inside(variant, p), width=piece.width)
+            source += f"    {scale_text(variant.rule)}\n"
+            source += _codes(variant, p, "groups", "[:, :, None]")
+            source += _scales(
+                variant, p, piece.offset // variant.group, piece.width // variant.group
+            )
+    else:
+        source += _row_amax(variant) + f"    {scale_text(variant.rule)}\n"
+        for p in range(len(variant.pieces)):
+            source += _codes(variant, p, f"element{p}", "")
+        source += _scales(variant, 0, 0, 1)
+    # Last: a store in between would have the row loaded again.
+    for number, (kind, stored) in enumerate(variant.steps):
+        source += _fill(KEEP_ROW, n=number) if stored and kind != KEEP else ""
+    name = f"ixt_row_{variant.rule.name if variant.rule else 'amax'}_{len(_made)}"
     _made.append(variant)
-    return TritonTemplate(name=name, grid=_grid, source=source + quantize + FORMULAS)
+    return TritonTemplate(name=name, grid=_grid, source=source + FORMULAS)
 
 
 _made: list[Variant] = []
 
 
-def _element(number: int) -> str:
-    known = ", ".join(f'step{i}="step{i}"' for i in range(number))
-    return ELEMENT.replace("NUMBER", str(number)).replace("KNOWN", known)
+def _step(variant: Variant, number: int) -> str:
+    """Return the text that computes a step; what is kept of elements it stores too."""
+    kind, _ = variant.steps[number]
+    count = range(len(variant.pieces))
+    if kind == ROW:
+        text = _fill(ROW_VALUE, n=number, known=_known(variant, number, 0))
+    elif kind == KEEP:
+        return "".join(
+            _element(variant, number, p) + _fill(KEEP_ELEMENT, n=number, p=p) for p in count
+        )
+    else:
+        text = "".join(_element(variant, number, p) for p in count)
+        total = _total(variant, [_inside(variant, p) for p in count])
+        if kind == MOMENT:
+            text += f"    center = {total} / K\n"
+            for p in count:
+                text += f"    element{p} = element{p} - center\n"
+                text += f"    apart{p} = {_inside(variant, p)}\n"
+            total = _total(variant, [f"apart{p} * apart{p}" for p in count])
+        text += f"    step{number} = {total}{' / K' if kind == MEAN else ''}\n"
+    return text
+
+
+def _total(variant: Variant, parts: list[str]) -> str:
+    """Return the sum of a row: pieces first folded onto each other, so that threads meet once."""
+    if len(parts) == 1:
+        return f"tl.sum({parts[0]}, 1)[:, None]"
+    return f"tl.sum({' + '.join(_folded(variant, parts, 'tl.sum'))}, 1)[:, None]"
+
+
+def _row_amax(variant: Variant) -> str:
+    parts = [_inside(variant, p) for p in range(len(variant.pieces))]
+    if len(parts) > 1:
+        parts = _folded(variant, [f"tl.abs({part})" for part in parts], "tl.max")
+    text = f"    amax = {parts[0]}\n"
+    for part in parts[1:]:
+        text += f"    amax = tl.maximum(amax, {part})\n"
+    return text + "    amax = ixt_amax(amax, 1)[:, None]\n"
+
+
+def _folded(variant: Variant, parts: list[str], reduce: str) -> list[str]:
+    """Return the parts reduced to the width of the least."""
+    least = min(piece.width for piece in variant.pieces)
+    shapes = [f"(ROWS_EACH, {piece.width // least}, {least})" for piece in variant.pieces]
+    return [
+        f"{reduce}(tl.reshape({part}, {shape}), 1)"
+        for part, shape in zip(parts, shapes, strict=True)
+    ]
+
+
+def _codes(variant: Variant, p: int, values: str, each: str) -> str:
+    assert variant.rule is not None
+    codes, type_ = codes_text(variant.rule, values, each), variant.rule.code_type
+    return _fill(CODES, codes=codes, type=type_, p=p, width=variant.pieces[p].width)
+
+
+def _scales(variant: Variant, p: int, first_group: int, groups: int) -> str:
+    assert variant.rule is not None
+    first, second = PLACES[variant.place]
+    return _fill(
+        SCALES,
+        columns="tl.cdiv(K, GROUP)" if variant.group else "1",
+        first_group=first_group,
+        groups=groups,
+        place=SWIZZLE if variant.place == "swizzled" else "",
+        type=variant.rule.scale_type,
+        p=p,
+        first=first,
+        second=second,
+    )
+
+
+def _element(variant: Variant, number: int, p: int) -> str:
+    known, width = _known(variant, number, p), variant.pieces[p].width
+    return _fill(ELEMENT, n=number, p=p, known=known, width=width)
+
+
+def _inside(variant: Variant, p: int) -> str:
+    """Return the elements of a piece, 0 beyond the row."""
+    ragged = variant.pieces[p].ragged
+    return f"tl.where(within{p}, element{p}, 0.0)" if ragged else f"element{p}"
+
+
+def _known(variant: Variant, number: int, p: int) -> str:
+    """Return what a subgraph may use of the steps before it, for the elements of a piece."""
+    values = [f"step{n}_{p}" if variant.steps[n][0] == KEEP else f"step{n}" for n in range(number)]
+    return "".join(f', step{n}="{value}"' for n, value in enumerate(values))
+
+
+def _fill(text: str, **words: Any) -> str:
+    for word, value in words.items():
+        text = text.replace(f"<{word}>", str(value))
+    return text
 
 
 def _grid(rows: Any, meta: dict[str, Any]) -> tuple[Any, int, int]:

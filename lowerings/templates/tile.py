@@ -24,7 +24,7 @@ HEAD = """
     number = tl.arange(0, BLOCK_M)
     m = tile_m * BLOCK_M + (number % THREADS) * REGISTERS + number // THREADS
     k = tile_k * BLOCK_K + tl.arange(0, BLOCK_K)
-    inside = (m < M)[:, None]
+    inside = tl.full((BLOCK_M, 1), True, tl.int1) if WHOLE else (m < M)[:, None]
     idx_m = tl.minimum(m, M - 1).to(INDEX_DTYPE)[:, None]
     idx_k = k[None, :]
     {{modification(subgraph_number=0, output_name="element") | indent_except_first(1)}}
