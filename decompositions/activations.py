@@ -74,9 +74,7 @@ def _silu_gradient(grad: Tensor, x: Tensor) -> Tensor:
 def _gelu_gradient(grad: Tensor, x: Tensor, approximate: str) -> Tensor:
     if approximate == "tanh":  # farther out the slope is 0 or 1, but PyTorch's x * x overflows
         x = x.clamp(-100.0, 100.0)
-    return torch.ops.aten.gelu_backward(
-        grad, x, approximate=approximate
-    )
+    return torch.ops.aten.gelu_backward(grad, x, approximate=approximate)
 
 
 def _rounded(v: Tensor, like: Tensor) -> Tensor:

@@ -9,6 +9,19 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+FAMILY = frozenset(
+    f"inductor_ext::{name}{way}"
+    for name in ("rms_norm", "layer_norm", "silu", "gelu", "relu2", "swiglu", "geglu")
+    for way in ("", "_backward")
+) | {"inductor_ext::add_rms_norm"}
+"""Ops whose sums may be taken in any order, or whose exp, erf and tanh are the back end's.
+
+Their implementations are compared with float64 and not with each other, bit for bit.
+"""
+CHECKS = ("fake", "pure", "opcheck")
+"""Of the harness, what is to hold for them on every device; on the CPU, where the formula itself
+runs, so do "reference" and "decomposition"."""
+
 
 def ulp(value: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the distance between neighbours of ``dtype`` at a float64 value, as float64."""

@@ -48,7 +48,7 @@ def _true_gradients(name: str, grad: Tensor, *args: Tensor) -> tuple[Tensor, ...
     return torch.autograd.grad(_true(name, *leaves), leaves, grad)
 
 
-def _values(count: int, dtype: torch.dtype, seed: int = 0) -> list[Tensor]:
+def values(count: int, dtype: torch.dtype, seed: int = 0) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     spread = torch.cat([torch.randn(3000, generator=generator) * s for s in (0.01, 1, 8)])
     order = [torch.randperm(len(spread), generator=generator) for _ in range(count)]
@@ -70,7 +70,11 @@ def _slack(name: str, *factors: Tensor, backward: bool = False) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_within_one_ulp_of_float64(name: str, dtype: torch.dtype) -> None:
-    args = _values(NAMES[name], dtype)
+    args = values(NAMES[name], dtype)
+    check_forward(name, *args)
+
+
+def check_forward(name: str, *args: Tensor) -> None:
     got = _op(name)(*args)
     want = _true(name, *(a.double() for a in args))
     floats.require_close(got, want, _slack(name, *args))
@@ -79,7 +83,10 @@ def test_within_one_ulp_of_float64(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_backward_within_one_ulp_of_float64(name: str, dtype: torch.dtype) -> None:
-    grad, *args = _values(NAMES[name] + 1, dtype)
+    check_backward(name, *values(NAMES[name] + 1, dtype))
+
+
+def check_backward(name: str, grad: Tensor, *args: Tensor) -> None:
     got = _op(name, "_backward")(grad, *args)
     want = _true_gradients(name, *(a.double() for a in (grad, *args)))
     for mine, true in zip(got if NAMES[name] > 1 else (got,), want, strict=True):
@@ -89,7 +96,11 @@ def test_backward_within_one_ulp_of_float64(name: str, dtype: torch.dtype) -> No
 @pytest.mark.parametrize("name", [n for n, count in NAMES.items() if count == 1])
 def test_every_bf16_value(name: str) -> None:
     """All 65,536: finite values give no NaN, backwards neither; NaN stays NaN."""
-    x = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.bfloat16)
+    check_every_bf16_value(name, "cpu")
+
+
+def check_every_bf16_value(name: str, device: str) -> None:
+    x = torch.arange(-(2**15), 2**15, dtype=torch.int16, device=device).view(torch.bfloat16)
     finite = x.isfinite()
     y, slope = _op(name)(x), _op(name, "_backward")(torch.ones_like(x), x)
     assert not y[finite].isnan().any()
@@ -101,7 +112,11 @@ def test_every_bf16_value(name: str) -> None:
 
 def test_relu2_bit_for_bit() -> None:
     """One product, rounded once: whatever computes it."""
-    x = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.bfloat16)
+    check_relu2("cpu")
+
+
+def check_relu2(device: str) -> None:
+    x = torch.arange(-(2**15), 2**15, dtype=torch.int16, device=device).view(torch.bfloat16)
     v = x.double().clamp(min=0)
     got, want = ixt.relu2(x), (v * v).float().bfloat16()
     both = got.isnan() & want.isnan()
@@ -117,7 +132,7 @@ def test_gradcheck_of_the_formula(name: str) -> None:
     """In float64, where the formulas do not round."""
     base, _, approximate = name.partition(" ")
     rest = (approximate,) if approximate else ()
-    args = [a[:2, :7].double().requires_grad_() for a in _values(NAMES[name], torch.float32)]
+    args = [a[:2, :7].double().requires_grad_() for a in values(NAMES[name], torch.float32)]
 
     class Rule(torch.autograd.Function):
         @staticmethod
@@ -148,7 +163,7 @@ def test_the_public_function_and_its_gradient_compiled(name: str) -> None:
     base, _, approximate = name.partition(" ")
     rest = (approximate,) if approximate else ()
     function = getattr(ixt, base)
-    args = [a.requires_grad_() for a in _values(NAMES[name] + 1, torch.bfloat16)]
+    args = [a.requires_grad_() for a in values(NAMES[name] + 1, torch.bfloat16)]
     grad = args.pop().detach()
     want = function(*args, *rest)
     gradients = torch.autograd.grad(want, args, grad)

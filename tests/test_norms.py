@@ -29,12 +29,12 @@ def _true_norm(
     return y if bias is None else y + bias
 
 
-def _case(dtype: torch.dtype, weight_dtype: torch.dtype, seed: int = 0) -> list[Tensor]:
+def case(dtype: torch.dtype, weight_dtype: torch.dtype, columns: int = 200) -> list[Tensor]:
     """x with rows of many magnitudes, a tensor like it, weight and bias."""
-    generator = torch.Generator().manual_seed(seed)
-    x, other = (torch.randn(64, 200, generator=generator) for _ in range(2))
+    generator = torch.Generator().manual_seed(0)
+    x, other = (torch.randn(64, columns, generator=generator) for _ in range(2))
     x *= torch.exp2(torch.arange(64) % 16 - 8.0)[:, None]
-    weight, bias = (torch.randn(200, generator=generator).to(weight_dtype) for _ in range(2))
+    weight, bias = (torch.randn(columns, generator=generator).to(weight_dtype) for _ in range(2))
     return [x.to(dtype), other.to(dtype), weight, bias]
 
 
@@ -53,13 +53,17 @@ PAIRS = [(d, d) for d in DTYPES] + [
 @pytest.mark.parametrize(("dtype", "weight_dtype"), PAIRS, ids=str)
 def test_rms_norm(dtype: torch.dtype, weight_dtype: torch.dtype, offset: float) -> None:
     """One ulp of a correctly rounded result, and few of them differ from it at all."""
-    x, residual, weight, _ = _case(dtype, weight_dtype)
+    x, residual, weight, _ = case(dtype, weight_dtype)
+    check_rms_norm(x, residual, weight, offset)
+
+
+def check_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, offset: float) -> None:
     y, rstd = OPS.rms_norm(x, weight, 1e-5, offset)
     gain = weight.double() + offset
     want = _true_norm(x.double(), gain, None, 1e-5, layer=False)
     floats.require_close(y, want)
-    if dtype != torch.float32:
-        assert int((y != want.to(dtype)).sum()) <= y.numel() // 200
+    if x.dtype != torch.float32:
+        assert int((y != want.to(x.dtype)).sum()) <= y.numel() // 200
     mean = x.double().pow(2).mean(-1, keepdim=True)
     floats.require_close(rstd, (mean + 1e-5) ** -0.5)
     sums = OPS.add_rms_norm(x, residual, weight, 1e-5, offset)
@@ -71,8 +75,11 @@ def test_rms_norm(dtype: torch.dtype, weight_dtype: torch.dtype, offset: float) 
 
 @pytest.mark.parametrize(("dtype", "weight_dtype"), PAIRS, ids=str)
 def test_layer_norm(dtype: torch.dtype, weight_dtype: torch.dtype) -> None:
-    x, _, weight, bias = _case(dtype, weight_dtype)
-    x = x + 3 * x.abs().amax(-1, keepdim=True)  # a mean beside which the rest is small
+    x, _, weight, bias = case(dtype, weight_dtype)
+    check_layer_norm(x + 3 * x.abs().amax(-1, keepdim=True), weight, bias)
+
+
+def check_layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> None:
     y, mean, rstd = OPS.layer_norm(x, weight, bias, 1e-5)
     want = _true_norm(x.double(), weight.double(), bias.double(), 1e-5, layer=True)
     floats.require_close(y, want, _slack(weight * 16, bias))
@@ -84,7 +91,11 @@ def test_layer_norm(dtype: torch.dtype, weight_dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("layer", [False, True])
 @pytest.mark.parametrize(("dtype", "weight_dtype"), PAIRS, ids=str)
 def test_backward(dtype: torch.dtype, weight_dtype: torch.dtype, layer: bool) -> None:
-    x, grad, weight, bias = _case(dtype, weight_dtype)
+    x, grad, weight, bias = case(dtype, weight_dtype)
+    check_backward(grad, x, weight, bias, layer=layer)
+
+
+def check_backward(grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, *, layer: bool) -> None:
     if layer:
         got = OPS.layer_norm_backward(grad, x, weight, bias, *OPS.layer_norm(x, weight, bias)[1:])
     else:
@@ -92,7 +103,7 @@ def test_backward(dtype: torch.dtype, weight_dtype: torch.dtype, layer: bool) ->
     leaves = [t.double().requires_grad_() for t in (x, weight, bias)][: 2 + layer]
     y = _true_norm(leaves[0], leaves[1], leaves[2] if layer else None, 1e-5, layer=layer)
     want = torch.autograd.grad(y, leaves, grad.double())
-    n = _true_norm(x.double(), torch.ones(200), None, 1e-5, layer=layer)
+    n = _true_norm(x.double(), torch.ones_like(weight), None, 1e-5, layer=layer)
     scaled = grad.double() * weight.double()
     shrinks = (n.abs().amax(-1) / x.double().abs().amax(-1))[:, None]  # about rstd
     spread = (scaled.abs() + n.abs() * (scaled * n).abs().mean(-1, keepdim=True)) * shrinks
@@ -104,7 +115,7 @@ def test_backward(dtype: torch.dtype, weight_dtype: torch.dtype, layer: bool) ->
 
 
 def test_a_gradient_that_came_around_the_norm_is_added_before_the_rounding() -> None:
-    x, grad, weight, _ = _case(torch.bfloat16, torch.float32)
+    x, grad, weight, _ = case(torch.bfloat16, torch.float32)
     around = grad.flip(0)
     rstd = OPS.rms_norm(x, weight)[1]
     in_fp32 = formulas.rms_norm_backward(grad.float(), x.float(), weight, rstd)[0]
@@ -118,7 +129,7 @@ def test_gradcheck_of_the_formula(layer: bool, affine: bool) -> None:
     """In float64, where the formulas do not round."""
     x, _, weight, bias = (
         t[..., :9][:3].double().clone() if t.dim() > 1 else t[:9].double()
-        for t in _case(torch.float32, torch.float32)
+        for t in case(torch.float32, torch.float32)
     )
     tensors = [x, *([weight, *([bias] if layer else [])] if affine else [])]
 
@@ -167,7 +178,7 @@ def test_rows_of_zeros_and_of_the_largest_numbers_give_no_nan() -> None:
 
 
 def _public(name: str) -> tuple[Callable[..., Any], list[Tensor]]:
-    x, residual, weight, bias = _case(torch.bfloat16, torch.bfloat16)
+    x, residual, weight, bias = case(torch.bfloat16, torch.bfloat16)
     return {
         "rms_norm": (lambda *t: (ixt.rms_norm(*t, offset=1.0),), [x, weight]),
         "add_rms_norm": (ixt.add_rms_norm, [x, residual, weight]),
