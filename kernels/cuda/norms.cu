@@ -1,7 +1,8 @@
 // RMSNorm (with the residual sum before it, if wanted) and LayerNorm on CUDA.
 //
 // A block takes a row, which stays in its registers up to 4096 packs of 16 bytes; longer rows, and
-// rows out of step with 16 bytes, are read again from the caches. The formulas are decompositions/norms.py's.
+// rows out of step with 16 bytes, are read again from the caches. The formulas are
+// decompositions/norms.py's.
 #include <algorithm>
 #include <tuple>
 
@@ -144,7 +145,8 @@ void run(const NormArgs& a, cudaStream_t stream) {
   const int64_t wanted = (packs + kHeld - 1) / kHeld;
   const int64_t whole = std::max<int64_t>(1, (wanted + kWarp - 1) / kWarp) * kWarp;
   if (a.wide && whole <= kMaxThreads) {
-    launch(normalize_rows<T, Layer, Add, kHeld, true>, grid, static_cast<int>(whole), stream, false, a);
+    launch(normalize_rows<T, Layer, Add, kHeld, true>, grid, static_cast<int>(whole), stream,
+           false, a);
     return;
   }
   const int threads = static_cast<int>(std::min<int64_t>(whole, kLongThreads));

@@ -1,8 +1,8 @@
 // The backwards of RMSNorm and LayerNorm on CUDA.
 //
 // A block walks a share of the rows. Its threads keep to their columns, so that the sums over the
-// rows for weight and bias stay in registers until the block's end; a second kernel adds the blocks'
-// sums in a fixed order. Nothing is added atomically: the same input gives the same bits.
+// rows for weight and bias stay in registers until the block's end; a second kernel adds the sums
+// of the blocks in a fixed order. Nothing is added atomically: the same input gives the same bits.
 #include <algorithm>
 #include <tuple>
 
