@@ -56,12 +56,11 @@ def quantize_fp8_row(
     x: Any, dtype: torch.dtype, eps: float = 0.0, pow2: bool = False
 ) -> tuple[Any, Any]:
     """Lower ``inductor_ext::quantize_fp8_row``."""
-    limit = torch.finfo(x.get_dtype()).max
-    rule = templates.Rule("fp8", dtype == torch.float8_e5m2, eps=eps, limit=limit, pow2=pow2)
+    rule = rule_of(x, dtype, eps, pow2)
     fused = templates.quantize_rows(x, rule, 0)
     if fused is not None:
         return fused  # type: ignore[no-any-return]
-    return _current(x, dtype, eps, pow2, limit, rowwise=True)
+    return _current(x, dtype, eps, pow2, rule.limit, rowwise=True)
 
 
 def dequantize_fp8(codes: Any, scale_inv: Any, dtype: torch.dtype) -> Any:
@@ -103,6 +102,12 @@ def _current(
         x, F32, amax.get_size(), lambda index: div_rn(f32(1.0), load_scale(index), device)
     )
     return _codes(x, value, scale, dtype), inverse
+
+
+def rule_of(x: Any, dtype: torch.dtype, eps: float, pow2: bool) -> templates.Rule:
+    """Return current scaling of ``x`` as templates take it."""
+    limit = torch.finfo(x.get_dtype()).max
+    return templates.Rule("fp8", dtype == torch.float8_e5m2, eps=eps, limit=limit, pow2=pow2)
 
 
 def current_scale(

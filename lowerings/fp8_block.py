@@ -19,7 +19,7 @@ from .blocks import (
     swapped,
     transposed_matrix,
 )
-from .fp8 import current_scale
+from .fp8 import current_scale, rule_of
 from .vocabulary import F32, div_rn, f32, pointwise, stored
 
 
@@ -36,7 +36,7 @@ def quantize_fp8_block(
     """Lower ``inductor_ext::quantize_fp8_block``."""
     fused = templates.quantize(
         x,
-        _rule(x, dtype, eps, pow2),
+        rule_of(x, dtype, eps, pow2),
         max(block_m, block_k),
         layout,
         along_k=block_m == 1 and not transposed,
@@ -56,11 +56,6 @@ def quantize_fp8_block(
     inverse = pointwise(x, F32, blocks.size, lambda i: div_rn(f32(1.0), load_scale(i), device))
     codes = blocks.codes(value, load_scale, dtype, transpose=transposed)
     return codes, _laid_out(inverse, block_m == block_k, transposed, layout)
-
-
-def _rule(x: Any, dtype: torch.dtype, eps: float, pow2: bool) -> templates.Rule:
-    limit = torch.finfo(x.get_dtype()).max
-    return templates.Rule("fp8", dtype == torch.float8_e5m2, eps=eps, limit=limit, pow2=pow2)
 
 
 def _laid_out(inverse: Any, square: bool, transposed: bool, layout: str) -> Any:
@@ -92,7 +87,7 @@ def quantize_fp8_block_both(
 ) -> tuple[Any, Any, Any, Any]:
     """Lower ``inductor_ext::quantize_fp8_block_both``."""
     fused = templates.quantize(
-        x, _rule(x, dtype, eps, pow2), block, layout, along_k=not square, along_m=not square
+        x, rule_of(x, dtype, eps, pow2), block, layout, along_k=not square, along_m=not square
     )
     if fused is not None:
         return fused  # type: ignore[no-any-return]

@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from inductor_ext import bench, support
-from inductor_ext.bench import kernels, shapes
+from inductor_ext.bench import kernels, layer, shapes
 from inductor_ext.bench.chain_cases import Chain, chains
 from inductor_ext.bench.chains import tensors
 from inductor_ext.bench.chart import chart
@@ -181,6 +181,14 @@ def test_sampled_shapes() -> None:
     assert max(case.rows for case in cases) > 8192
     assert all(case.rows * case.columns <= shapes.MOST_ELEMENTS for case in cases)
     assert all(case.columns % 128 == 0 for case in cases if "128" in case.chain)
+
+
+def test_a_layer_is_compiled_and_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    """What ``bench layer`` starts for each rival; that of plain PyTorch needs a GPU."""
+    layer.child("ours", "cpu", "16")
+    measured = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert set(measured) == {"compile_s", "us"}
+    assert min(measured.values()) > 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without one")

@@ -90,7 +90,7 @@ def _scales(pow2: bool) -> str:
         " fma.rn.f32 e, n, r, 0f3F800000; fma.rn.f32 r, e, r, r;"
         " mul.rn.f32 q, r, $3; fma.rn.f32 e, n, q, $3; fma.rn.f32 q, e, r, q;"
         + (
-            f" {mask} sub.s32 i, 0x7F000000, q;"
+            f" {mask} mov.b32 x, q; sub.s32 x, 0x7F000000, x; mov.b32 i, x;"
             if pow2
             else " neg.f32 n, q; mul.rn.f32 i, $2, $4;"
             " fma.rn.f32 e, n, i, 0f3F800000; fma.rn.f32 i, e, i, i;"
