@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -26,6 +27,15 @@ def stands_alone(node: torch.fx.Node, args: Any) -> bool:
         args: its arguments as Inductor IR.
     """
     return comes_from_memory(args[0]) and not _has_fusible_user(node)
+
+
+def codes_are_fusible(node: torch.fx.Node) -> bool:
+    """Return whether Inductor may fuse a user of a quantization's first result, its codes."""
+    return any(
+        _has_fusible_user(user)
+        for user in node.users
+        if user.target is operator.getitem and user.args[1] == 0
+    )
 
 
 def _has_fusible_user(node: torch.fx.Node) -> bool:

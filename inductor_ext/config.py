@@ -10,8 +10,8 @@ flag               environment variable       meaning
 ``disabled_ops``   INDUCTOR_EXT_DISABLED_OPS  names ("namespace::op") that stay opaque
 ``always_lower``   INDUCTOR_EXT_ALWAYS_LOWER  lower an op also where it has nothing to fuse with
                                               and its own kernel is known to be faster (off)
-``templates``      INDUCTOR_EXT_TEMPLATES     fuse producers into Triton templates of our own (off;
-                                              docs/templates.md says why)
+``templates``      INDUCTOR_EXT_TEMPLATES     fuse producers into Triton templates of our own where
+                                              a plain lowering takes more kernels (on)
 =================  =========================  ================================================
 
 Assign to a flag, or use :func:`patch` for a while.  Inductor's tables are shared by all threads,
@@ -82,7 +82,7 @@ strict: bool = _from_env("strict", False)
 numerics: str = _from_env("numerics", "exact")
 disabled_ops: frozenset[str] = _from_env("disabled_ops", frozenset())
 always_lower: bool = _from_env("always_lower", False)
-templates: bool = _from_env("templates", False)
+templates: bool = _from_env("templates", True)
 
 _lock = threading.RLock()
 

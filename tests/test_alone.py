@@ -52,19 +52,67 @@ CASES: dict[str, tuple[Callable[..., Any], list[str]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_choice(case: str) -> None:
     function, expected = CASES[case]
-    x, w = (torch.randn(n, 128, dtype=torch.bfloat16) for n in (64, 32))
+    x, w = (torch.randn(n, 128, dtype=torch.bfloat16) for n in (32768, 32))
     assert outcomes(function, x, w) == expected
 
 
 def test_always_lower() -> None:
-    x = torch.randn(64, 128, dtype=torch.bfloat16)
+    x = torch.randn(8192, 128, dtype=torch.bfloat16)
     with ixt.config.patch(always_lower=True):
         assert outcomes(lambda x: ixt.quantize(x, ROW)[:2], x) == ["lowered"]
 
 
-@pytest.mark.parametrize(("fmt", "outcome"), [(ROW, "lowered"), (ixt.MXFP8(), "kernel")], ids=repr)
-def test_on_the_cpu(fmt: ixt.Format, outcome: str) -> None:
-    """The loops of rows are as fast when they are generated; those of blocks are not."""
+SMALL, LARGE = 64, 8192
+BY_SIZE = [
+    (ROW, "lowered", "kernel"),
+    (ixt.FP8(granularity="block"), "lowered", "kernel"),
+    (ixt.MXFP8(), "lowered", "kernel"),
+    (ixt.INT8(granularity="row"), "lowered", "kernel"),
+    (ixt.INT4(group=128), "lowered", "kernel"),
+    (TENSOR, "kernel", "kernel"),
+]
+
+
+@pytest.mark.parametrize(("fmt", "small", "large"), BY_SIZE, ids=lambda value: str(value))
+def test_small_tensors_take_generated_code(fmt: ixt.Format, small: str, large: str) -> None:
+    for rows, outcome in ((SMALL, small), (LARGE, large)):
+        x = torch.randn(rows, 128, dtype=torch.bfloat16)
+        assert outcomes(lambda x: ixt.quantize(x, fmt)[:2], x) == [outcome]
+
+
+def test_dynamic_sizes_count_as_they_are_expected() -> None:
+    """And the choice serves every other size: it adds no guard."""
+
+    def report(rows: int, always: bool = False) -> Any:
+        x = torch.randn(rows, 128, dtype=torch.bfloat16)
+        with ixt.config.patch(always_lower=always):
+            return ixt.explain(
+                lambda x: ixt.quantize(x, ROW)[:2], x, target="sm_90", dynamic=True, print=False
+            )
+
+    for rows, outcome in ((SMALL, "lowered"), (LARGE, "kernel")):
+        found = report(rows)
+        assert [op.outcome for op in found.ops] == [outcome]
+        assert len(found.guards) <= len(report(rows, always=True).guards)
+
+
+@pytest.mark.parametrize("orientation", ["row", "both"])
+def test_the_static_kernel_is_called_for_its_amax(orientation: Any) -> None:
+    def codes(x: Tensor, scale: Tensor) -> Any:
+        result = ixt.quantize(x, TENSOR, scale, orientation=orientation)
+        return [t.codes for t in ((result,) if orientation == "row" else result)]
+
+    def with_amax(x: Tensor, scale: Tensor) -> Any:
+        result = ixt.quantize(x, TENSOR, scale, orientation=orientation)
+        return [(t.codes, t.amax) for t in ((result,) if orientation == "row" else result)]
+
+    x, scale = torch.randn(SMALL, 128, dtype=torch.bfloat16), torch.tensor(3.0)
+    assert outcomes(codes, x, scale) == ["lowered"]
+    assert outcomes(with_amax, x, scale) == ["kernel"]
+
+
+def test_on_the_cpu() -> None:
     x = torch.randn(64, 128, dtype=torch.bfloat16)
-    report = ixt.explain(lambda x: ixt.quantize(x, fmt)[:2], x, print=False)
-    assert [op.outcome for op in report.ops] == [outcome]
+    for fmt in (ROW, ixt.MXFP8()):
+        report = ixt.explain(lambda x: ixt.quantize(x, fmt)[:2], x, print=False)  # noqa: B023
+        assert [op.outcome for op in report.ops] == ["kernel"]

@@ -21,7 +21,7 @@ DEFAULTS = {
     "numerics": "exact",
     "disabled_ops": frozenset(),
     "always_lower": True,  # tests/conftest.py
-    "templates": False,
+    "templates": True,
 }
 
 
@@ -59,7 +59,7 @@ def test_environment(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [
         "{'enabled': True, 'strict': True, 'numerics': 'fast',"
         " 'disabled_ops': ['a::b', 'inductor_ext::dequantize_fp8'], 'always_lower': False,"
-        " 'templates': False}",
+        " 'templates': True}",
         "True False",
     ], done.stderr
 

@@ -301,7 +301,23 @@ def test_rows_too_long_for_registers_keep_the_plain_lowering() -> None:
     assert not any("_tem_" in name for name in graph.kernels)
 
 
-def test_off_by_default() -> None:
+@pytest.mark.parametrize("fmt", [ROW, MX], ids=repr)
+def test_codes_that_go_on_take_the_plain_lowering(fmt: ixt.Format) -> None:
+    """Nothing fuses behind a template; what a scale becomes is no reason to do without one."""
+
+    def codes(x: Tensor, w: Tensor) -> Any:
+        return F.silu(ixt.dequantize(ixt.quantize(F.rms_norm(x, w.shape, w), fmt), fmt))
+
+    def scale(x: Tensor, w: Tensor) -> Any:
+        result = ixt.quantize(F.rms_norm(x, w.shape, w), fmt)
+        return result[0], result[1].float() * 2
+
+    x, w = torch.randn(64, 512).bfloat16(), torch.randn(512).bfloat16()
+    assert not any("_tem_" in name for name in generate(codes, x, w).kernels)
+    assert any("_tem_" in name for name in generate(scale, x, w).kernels)
+
+
+def test_templates_can_be_turned_off() -> None:
     with ixt.config.patch(templates=False):
         graph = generate(lambda x: ixt.quantize(torch.relu(x), MX), torch.randn(64, 512).bfloat16())
     assert not any("_tem_" in name for name in graph.kernels)

@@ -1,30 +1,85 @@
-"""What a built-in op does under ``torch.compile`` where it has nothing to fuse with."""
+"""What a built-in op does under ``torch.compile`` where it has nothing to fuse with.
+
+Its kernel is called where that is as fast as its lowering, which differs with the op, the size and
+the device.  Measured on an H200: docs/benchmarks/alone-h200.txt (16384 x 8192) and
+alone-sizes-h200.txt (2^14 to 2^23 elements); on two cores: ``python -m inductor_ext bench cpu``.
+"""
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from torch import Tensor
+
+SMALL = 1 << 19
+"""Below it generated code of one pass takes 0.3 to 1.0 of the kernel's time, above 0.7 to 2.2."""
 
 
 def own_kernel(x: Tensor, *args: Any, **kwargs: Any) -> bool:
     """Return whether the op has a compiled kernel on the device of ``x``.
 
-    Called alone it makes compiled code as fast as eager code at every shape.  On the CPU it takes
-    0.12 to 0.8 of the time of the generated loops (``python -m inductor_ext bench cpu``).
+    For ops whose kernel is the faster one at every size: those that need an amax of the tensor
+    first, or give codes in both orientations.
     """
     from inductor_ext.kernels import load
 
-    return (x.device.type == "cpu" and load().cpu is not None) or cuda_kernel(x)
+    kernels = load()
+    return (kernels.cpu if x.device.type == "cpu" else kernels.cuda) is not None
 
 
-def cuda_kernel(x: Tensor, *args: Any, **kwargs: Any) -> bool:
-    """Return whether ``x`` is on a CUDA device and the CUDA kernels are there.
+def kernel_unless_small(x: Tensor, *args: Any, **kwargs: Any) -> bool:
+    """Return :func:`own_kernel`, on a GPU for more than :data:`SMALL` elements alone.
 
-    For ops whose loops on the CPU are as fast when generated.  On an H200, 16384 x 8192 bf16, the
-    kernel alone and the lowering alone take 99.4 and 99.7 us (static), 98.8 and 99.1 (row), 160.7
-    and 168.3 (tensor), 102.3 and 102.5 (dequantize): docs/benchmarks/chains-h200.txt.
+    For what takes one pass.  On a CPU the kernel takes 0.4 to 1.0 of the generated loops' time.
     """
-    from inductor_ext.kernels import load
+    return own_kernel(x) and (x.device.type == "cpu" or _elements(x) > SMALL)
 
-    return x.device.type == "cuda" and load().cuda is not None
+
+def kernel_on_cpu(x: Tensor, *args: Any, **kwargs: Any) -> bool:
+    """Return :func:`own_kernel` on a CPU, False on a GPU.
+
+    For the dequantization of blocks, which generated takes 0.5 to 0.98 of the kernel's time there.
+    """
+    return x.device.type == "cpu" and own_kernel(x)
+
+
+def kernel_for_amax(x: Tensor, *args: Any, **kwargs: Any) -> bool:
+    """Return :func:`own_kernel`, on a GPU only where the graph uses the op's last result, an amax.
+
+    The kernel takes the amax in any case, a lowering only where it is used.
+    """
+    return own_kernel(x) and (x.device.type == "cpu" or _uses_last_result())
+
+
+def kernel_for_amax_unless_small(x: Tensor, *args: Any, **kwargs: Any) -> bool:
+    """Return True where :func:`kernel_for_amax` or :func:`kernel_unless_small` does."""
+    return kernel_for_amax(x) or kernel_unless_small(x)
+
+
+def kernel_along_m(
+    codes: Tensor, scales: Tensor, block_m: int, block_k: int, *args: Any, **kwargs: Any
+) -> bool:
+    """Return :func:`own_kernel`, on a GPU for scales of vectors along M alone.
+
+    In cuBLASLt's layout those are read across rows: 104 us by the kernel, 127 generated.
+    """
+    return own_kernel(codes) and (codes.device.type == "cpu" or block_k == 1)
+
+
+def _elements(x: Tensor) -> int:
+    """Return the number of elements, the expected one where sizes are dynamic; no guard."""
+    from .._compat import V
+
+    numel: Any = x.numel()
+    if isinstance(numel, int):
+        return numel
+    return int(V.graph.sizevars.optimization_hint(numel.node.expr))
+
+
+def _uses_last_result() -> bool:
+    from .._compat import V
+
+    node = V.graph.current_node
+    last = len(node.meta["val"]) - 1
+    return any(user.target is operator.getitem and user.args[1] == last for user in node.users)

@@ -15,7 +15,7 @@ from inductor_ext.decompositions import amax as reference
 
 from ..registry import register
 from ..validation import INPUT_DTYPES, check_dtype, check_tensor
-from ._alone import cuda_kernel
+from ._alone import own_kernel
 from ._devices import cpu_or_nvidia
 from ._library import define
 
@@ -62,7 +62,7 @@ register(
     lowering="inductor_ext.lowerings.amax:amax",
     autograd=None,
     supports=cpu_or_nvidia,
-    kernel_alone=cuda_kernel,
+    kernel_alone=own_kernel,
     inputs=_inputs,
 )
 register(
@@ -71,6 +71,6 @@ register(
     lowering="inductor_ext.lowerings.amax:amax_row",
     autograd=None,
     supports=cpu_or_nvidia,
-    kernel_alone=cuda_kernel,
+    kernel_alone=own_kernel,
     inputs=_inputs,
 )

@@ -23,7 +23,7 @@ from ..validation import (
     check_scale,
     check_tensor,
 )
-from ._alone import cuda_kernel
+from ._alone import kernel_for_amax, kernel_unless_small, own_kernel
 from ._devices import cpu_or_nvidia
 from ._library import define
 
@@ -150,7 +150,7 @@ register(
     lowering=_LOWERINGS + "quantize_fp8_static",
     autograd=None,
     supports=triton_casts_to_fp8,
-    kernel_alone=cuda_kernel,
+    kernel_alone=kernel_for_amax,
     inputs=_inputs_static,
 )
 register(
@@ -159,7 +159,7 @@ register(
     lowering=_LOWERINGS + "quantize_fp8_tensor",
     autograd=None,
     supports=triton_casts_to_fp8,
-    kernel_alone=cuda_kernel,
+    kernel_alone=own_kernel,
     inputs=_inputs,
 )
 register(
@@ -168,7 +168,7 @@ register(
     lowering=_LOWERINGS + "quantize_fp8_row",
     autograd=None,
     supports=triton_casts_to_fp8,
-    kernel_alone=cuda_kernel,
+    kernel_alone=kernel_unless_small,
     inputs=_inputs,
 )
 register(
@@ -177,6 +177,6 @@ register(
     lowering=_LOWERINGS + "dequantize_fp8",
     autograd=None,
     supports=triton_casts_to_fp8,
-    kernel_alone=cuda_kernel,
+    kernel_alone=kernel_unless_small,
     inputs=_inputs_dequantize,
 )

@@ -15,7 +15,7 @@ from inductor_ext.decompositions import fp8_block as reference
 
 from ..registry import register
 from ..validation import check_eps
-from ._alone import own_kernel
+from ._alone import kernel_on_cpu, kernel_unless_small, own_kernel
 from ._blocks import (
     LAYOUTS,
     ceil_div,
@@ -213,7 +213,7 @@ register(
     lowering=_LOWERINGS + "quantize_fp8_block",
     autograd=None,
     supports=triton_casts_to_fp8,
-    kernel_alone=own_kernel,
+    kernel_alone=kernel_unless_small,
     inputs=_inputs,
 )
 register(
@@ -231,6 +231,6 @@ register(
     lowering=_LOWERINGS + "dequantize_fp8_block",
     autograd=None,
     supports=triton_casts_to_fp8,
-    kernel_alone=own_kernel,
+    kernel_alone=kernel_on_cpu,
     inputs=_inputs_dequantize,
 )

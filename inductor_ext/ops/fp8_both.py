@@ -22,7 +22,7 @@ from ..validation import (
     check_same_device,
     check_tensor,
 )
-from ._alone import own_kernel
+from ._alone import kernel_for_amax_unless_small, kernel_unless_small, own_kernel
 from ._blocks import check_input, matrix_shape
 from ._library import define
 from .fp8 import triton_casts_to_fp8
@@ -133,7 +133,7 @@ register(
     lowering=_LOWERINGS + "quantize_fp8_static_both",
     autograd=None,
     supports=triton_casts_to_fp8,
-    kernel_alone=own_kernel,
+    kernel_alone=kernel_for_amax_unless_small,
     inputs=_inputs_static_both,
 )
 register(
@@ -151,6 +151,6 @@ register(
     lowering=_LOWERINGS + "quantize_fp8_column",
     autograd=None,
     supports=triton_casts_to_fp8,
-    kernel_alone=own_kernel,
+    kernel_alone=kernel_unless_small,
     inputs=_inputs_column,
 )

@@ -15,7 +15,7 @@ from inductor_ext.decompositions import int4 as reference
 
 from ..registry import register
 from ..validation import INPUT_DTYPES, check_dtype, check_tensor
-from ._alone import own_kernel
+from ._alone import kernel_unless_small, own_kernel
 from ._devices import cpu_or_nvidia
 from ._library import define
 from .amax import check_float
@@ -112,7 +112,7 @@ register(
     lowering=_LOWERINGS + "quantize_int4_symmetric",
     autograd=None,
     supports=cpu_or_nvidia,
-    kernel_alone=own_kernel,
+    kernel_alone=kernel_unless_small,
     inputs=group_inputs,
 )
 register(
@@ -121,7 +121,7 @@ register(
     lowering=_LOWERINGS + "quantize_int4_asymmetric",
     autograd=None,
     supports=cpu_or_nvidia,
-    kernel_alone=own_kernel,
+    kernel_alone=kernel_unless_small,
     inputs=group_inputs,
 )
 register(

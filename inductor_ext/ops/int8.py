@@ -21,7 +21,7 @@ from ..validation import (
     check_scale,
     check_tensor,
 )
-from ._alone import own_kernel
+from ._alone import kernel_unless_small, own_kernel
 from ._devices import cpu_or_nvidia
 from ._library import define
 from .amax import check_float, float_inputs
@@ -163,7 +163,7 @@ register(
     lowering=_LOWERINGS + "quantize_int8_row",
     autograd=None,
     supports=cpu_or_nvidia,
-    kernel_alone=own_kernel,
+    kernel_alone=kernel_unless_small,
     inputs=_inputs,
 )
 register(
@@ -172,7 +172,7 @@ register(
     lowering=_LOWERINGS + "quantize_int8_group",
     autograd=None,
     supports=cpu_or_nvidia,
-    kernel_alone=own_kernel,
+    kernel_alone=kernel_unless_small,
     inputs=_inputs_group,
 )
 register(
@@ -181,6 +181,6 @@ register(
     lowering=_LOWERINGS + "dequantize_int8",
     autograd=None,
     supports=cpu_or_nvidia,
-    kernel_alone=own_kernel,
+    kernel_alone=kernel_unless_small,
     inputs=_inputs_dequantize,
 )

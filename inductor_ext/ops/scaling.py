@@ -16,6 +16,7 @@ from inductor_ext.decompositions import scaling as reference
 
 from ..registry import register
 from ..validation import FP8_DTYPES, check_dtype, check_same_device, check_tensor
+from ._alone import own_kernel
 from ._devices import cpu_or_nvidia
 from ._library import define
 
@@ -94,6 +95,7 @@ register(
     lowering="inductor_ext.lowerings.scaling:update_fp8_scale",
     autograd=None,
     supports=cpu_or_nvidia,
+    kernel_alone=own_kernel,
     inputs=_inputs,
 )
 # Writing to its arguments is all it does: the compiler calls the kernel, in place.

@@ -9,7 +9,7 @@ import torch
 
 from inductor_ext import config
 from inductor_ext._compat import V, lowerings
-from inductor_ext._neighbours import comes_from_memory
+from inductor_ext._neighbours import codes_are_fusible, comes_from_memory
 
 from ..blocks import reshaped, round_up, swapped
 from .formulas import Rule
@@ -45,13 +45,21 @@ def may_use_template(x: Any) -> bool:
     return config.templates and x.get_device().type == "cuda" and not comes_from_memory(x)
 
 
+def codes_have_neighbours() -> bool:
+    """Return whether the codes of the op that is being lowered go on in generated code.
+
+    Nothing fuses behind a template: a plain lowering has that in its kernel.
+    """
+    return codes_are_fusible(V.graph.current_node)
+
+
 def cut_for(x: Any, group: int, along_k: bool, along_m: bool, layout: str) -> Cut | None:
     """Return how the template would quantize ``x``, None where it cannot.
 
     Whole groups only, and M and K of which four codes make a word and a tile is never ragged
     along K.
     """
-    if not may_use_template(x) or len(x.get_size()) < 2:
+    if not may_use_template(x) or codes_have_neighbours() or len(x.get_size()) < 2:
         return None
     multiple = V.graph.sizevars.statically_known_multiple_of
     producer = Producer(x)

@@ -9,7 +9,15 @@ import torch
 
 from inductor_ext._compat import V
 
-from .fit import as_given, covered_rows, empty, may_use_template, place_of, stored_size
+from .fit import (
+    as_given,
+    codes_have_neighbours,
+    covered_rows,
+    empty,
+    may_use_template,
+    place_of,
+    stored_size,
+)
 from .formulas import Rule
 from .inside import STATISTICS, Step, hand_over, steps_of, substitute
 from .producer import Producer, buffers_read, run_template
@@ -29,7 +37,7 @@ def quantize_rows(x: Any, rule: Rule, group: int, layout: str = "plain") -> Any:
         registers, or not made of whole groups.
     """
     producer = _producer(x)
-    if producer is None:
+    if producer is None or codes_have_neighbours():
         return None
     k = int(producer.columns)
     if (group and k % group) or (layout == "gemm" and k % 128):
@@ -96,7 +104,8 @@ def _run(
     reads = _all_reads(producer, elements, set(names))
     k = int(producer.columns)
     kinds = tuple((step.kind, step.stored) for step in steps)
-    rows_each, warps = cut(k, statistics=_has_statistics(steps))
+    expected = V.graph.sizevars.optimization_hint(producer.rows)
+    rows_each, warps = cut(expected, k, statistics=_has_statistics(steps))
     return run_template(
         template(Variant(rule, group, kinds, pieces_of(k), place)),
         main,

@@ -70,6 +70,9 @@ AMAX = """    bits = amax.to(tl.int32, bitcast=True)
     {{store_output(("idx_m", "idx_k"), "bits", "m_inside", indent_width=4,
                    val_shape=("ROWS_EACH", "1"))}}
 """
+FEW = 1 << 20
+"""So many elements are too few to fill an H200."""
+PROCESSORS = 132
 
 
 class Piece(NamedTuple):
@@ -120,18 +123,28 @@ def pieces_of(columns: int) -> tuple[Piece, ...]:
     return tuple(found)
 
 
-def cut(columns: int, *, statistics: bool) -> tuple[int, int]:
+def cut(rows: int, columns: int, *, statistics: bool) -> tuple[int, int]:
     """Return the rows of a program and its warps, as measured on an H200.
 
     64 to 127 elements a thread, half of it where there is no statistic to wait for.  And 16
     neighbours a thread in every piece, as many codes as one store takes: with fewer in one piece
     Triton moves the others through shared memory.
+
+    A matrix that leaves processors idle is cut finer: 4 to 16 elements a thread.
     """
-    rows = max(1, 1024 // _power_of_two(columns))
+    together = max(1, 1024 // _power_of_two(columns))
+    if rows * columns <= FEW:
+        if rows > PROCESSORS and together > 1:
+            return together, 4
+        return 1, _warps(columns // (512 if statistics else 128), 8)
     least = min(piece.width for piece in pieces_of(columns))
-    each = 2048 if statistics else 1024
-    warps = 1 << max(0, (columns // each).bit_length() - 1)
-    return rows, min(max(1, least // 512), warps)
+    warps = _warps(columns // (2048 if statistics else 1024), 1 << 5)
+    return together, min(max(1, least // 512), warps)
+
+
+def _warps(number: int, most: int) -> int:
+    """Return the largest power of two that is at most ``number``, between 1 and ``most``."""
+    return min(most, 1 << max(0, number.bit_length() - 1))
 
 
 def _power_of_two(number: int) -> int:
