@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -179,18 +180,28 @@ def test_the_public_function_and_its_gradient_compiled(name: str) -> None:
         floats.require_close(mine.detach(), other.detach().double(), slack.detach())
 
 
-@pytest.mark.parametrize("templates", [False, True])
-@pytest.mark.parametrize("name", ["swiglu", "geglu", "silu", "relu2"])
-def test_one_kernel_with_quantize(name: str, templates: bool) -> None:
-    count = NAMES[name]
+FORMATS: dict[str, ixt.Format] = {
+    "row": ixt.FP8(granularity="row"),
+    "1x128": ixt.FP8(granularity="block"),
+    "MXFP8": ixt.MXFP8(),
+}
+
+
+def _kernels(chain: Callable[..., Any], count: int, templates: bool = True) -> tuple[int, int]:
     args = [torch.empty(512, 1024, dtype=torch.bfloat16) for _ in range(count)]
-
-    def chain(*tensors: Tensor) -> Any:
-        return ixt.quantize(_op(name)(*tensors), ixt.FP8(granularity="row"))[:2]
-
-    with ixt.config.patch(enabled=True, templates=templates):
+    with ixt.config.patch(enabled=True, templates=templates, strict=True):
         (graph,) = fake_gpu.capture(chain, args, "sm_90")
-    assert (len(graph.kernels), len(graph.externs)) == (1, 0)
+    return len(graph.kernels), len(graph.externs)
+
+
+@pytest.mark.parametrize("templates", [False, True])
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("name", ["swiglu", "geglu", "silu", "relu2"])
+def test_one_kernel_with_quantize(name: str, fmt: str, templates: bool) -> None:
+    def chain(*tensors: Tensor) -> Any:
+        return ixt.quantize(_op(name)(*tensors), FORMATS[fmt])[:2]
+
+    assert _kernels(chain, NAMES[name], templates) == (1, 0)
 
 
 def test_the_backward_of_swiglu_fuses_with_quantize() -> None:
@@ -199,10 +210,25 @@ def test_the_backward_of_swiglu_fuses_with_quantize() -> None:
         both = torch.cat([da, db], -1)
         return ixt.quantize(both, ixt.FP8(granularity="row"))[:2]
 
-    args = [torch.empty(512, 1024, dtype=torch.bfloat16) for _ in range(3)]
-    with ixt.config.patch(enabled=True):
-        (graph,) = fake_gpu.capture(chain, args, "sm_90")
-    assert (len(graph.kernels), len(graph.externs)) == (1, 0)
+    assert _kernels(chain, 3) == (1, 0)
+
+
+def _plain_swiglu_backward(grad: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    g, u, v = grad.float(), a.float(), b.float()
+    s = torch.sigmoid(u)
+    return (g * v * s * (1 + u * (1 - s))).to(a.dtype), (g * u * s).to(a.dtype)
+
+
+@pytest.mark.parametrize("fmt", ["1x128", "MXFP8"])
+def test_the_backward_of_swiglu_and_codes_both_ways_is_a_kernel_a_gradient(fmt: str) -> None:
+    """As many as the same written in plain PyTorch takes."""
+
+    def chain(backward: Callable[..., Any], *args: Tensor) -> Any:
+        made = [ixt.quantize(t, FORMATS[fmt], orientation="both") for t in backward(*args)]
+        return [t for both in made for q in (both.row, both.column) for t in q if t is not None]
+
+    for backward in (torch.ops.inductor_ext.swiglu_backward, _plain_swiglu_backward):
+        assert _kernels(functools.partial(chain, backward), 3) == (2, 0)
 
 
 X = torch.ones(2, 8)

@@ -94,6 +94,19 @@ __device__ __forceinline__ void load_any(const void* data, Float dtype, int64_t 
   }
 }
 
+// Their sum, in pairs of pairs: three additions on the way of each of eight.
+template <int N>
+__device__ __forceinline__ float pairwise_sum(const float (&v)[N]) {
+  if constexpr (N == 1) {
+    return v[0];
+  } else {
+    float pairs[N / 2];
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) pairs[i] = v[2 * i] + v[2 * i + 1];
+    return pairwise_sum(pairs);
+  }
+}
+
 __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll
   for (int step = kWarp / 2; step > 0; step /= 2) v += __shfl_xor_sync(0xFFFFFFFFu, v, step);

@@ -86,11 +86,13 @@ __device__ __forceinline__ float sum_of_squares(const Row<T, Add, Held, Wide>& r
   float sum[1] = {0.0f};
   row.each([&](const Pack<T>& pack, int64_t at) {
     const int count = inside<Wide, T>(at, cols);
+    float squares[Pack<T>::N];
 #pragma unroll
     for (int i = 0; i < Pack<T>::N; ++i) {
       const float v = to_float(pack.at[i]) - mean;
-      sum[0] += i < count ? v * v : 0.0f;
+      squares[i] = i < count ? v * v : 0.0f;
     }
+    sum[0] += pairwise_sum(squares);
   });
   block_sums(sum, shared);
   return sum[0];
@@ -108,8 +110,10 @@ __global__ void __launch_bounds__(kMaxThreads)
     if constexpr (Layer) {
       float sum[1] = {0.0f};
       row.each([&](const Pack<T>& pack, int64_t) {
+        float v[N];
 #pragma unroll
-        for (int i = 0; i < N; ++i) sum[0] += to_float(pack.at[i]);
+        for (int i = 0; i < N; ++i) v[i] = to_float(pack.at[i]);
+        sum[0] += pairwise_sum(v);
       });
       block_sums(sum, shared);
       mean = sum[0] / count;

@@ -3,6 +3,8 @@
 // A block walks a share of the rows. Its threads keep to their columns, so that the sums over the
 // rows for weight and bias stay in registers until the block's end; a second kernel adds the sums
 // of the blocks in a fixed order. Nothing is added atomically: the same input gives the same bits.
+#include <cuda_pipeline_primitives.h>
+
 #include <algorithm>
 #include <tuple>
 
@@ -14,6 +16,7 @@ namespace ixt {
 namespace {
 
 constexpr int kMaxThreads = 512;
+constexpr int kSumsBytes = 2 * kWarp * sizeof(float);
 constexpr int kBlocks = 264;  // two for each of Hopper's processors; more where blocks are small
 
 struct BackwardArgs {
@@ -87,52 +90,112 @@ struct Terms {
   }
 };
 
+// The rows of grad, x and, if there is one, add, two at a time: while a row is worked on, the next
+// is on its way to shared memory. Every thread reads what it has copied itself, so that nothing has
+// to meet. Held = 0: read where they are.
+template <typename T, int Held, bool Wide>
+class Incoming {
+ public:
+  static constexpr int N = Pack<T>::N;
+  enum Which { kGrad, kX, kAdd };
+
+  __device__ __forceinline__ explicit Incoming(const BackwardArgs& a) : a_(a) { fetch(blockIdx.x); }
+
+  // Wait for the row that was fetched last, and fetch the one this block takes after it.
+  __device__ __forceinline__ void advance(int64_t row) {
+    row_ = row;
+    fetch(row + gridDim.x);
+    if constexpr (Held > 0) __pipeline_wait_prior(1);
+  }
+
+  // Pack `i` of this thread, whose first column is `at`.
+  __device__ __forceinline__ Pack<T> get(Which which, int i, int64_t at) const {
+    if constexpr (Held > 0) return bit_copy<Pack<T>>(*slot(which, i, turn_));
+    return load<Wide>(row_of(which, row_), at, a_.cols);
+  }
+
+ private:
+  __device__ __forceinline__ const T* row_of(Which which, int64_t row) const {
+    const void* from = which == kGrad ? a_.grad : which == kX ? a_.x : a_.add;
+    const int64_t stride =
+        which == kGrad ? a_.grad_stride : which == kX ? a_.stride : a_.add_stride;
+    return static_cast<const T*>(from) + row * stride;
+  }
+
+  __device__ __forceinline__ uint4* slot(Which which, int i, bool turn) const {
+    extern __shared__ uint4 staged[];
+    return staged + ((which * 2 + turn) * Held + i) * blockDim.x + threadIdx.x;
+  }
+
+  __device__ __forceinline__ void fetch(int64_t row) {
+    if constexpr (Held > 0) {
+#pragma unroll
+      for (int i = 0; i < Held; ++i) {
+        const int64_t at = (int64_t{i} * blockDim.x + threadIdx.x) * N;
+        if (row >= a_.rows || at >= a_.cols) continue;
+        __pipeline_memcpy_async(slot(kGrad, i, turn_), row_of(kGrad, row) + at, 16);
+        __pipeline_memcpy_async(slot(kX, i, turn_), row_of(kX, row) + at, 16);
+        if (a_.add) __pipeline_memcpy_async(slot(kAdd, i, turn_), row_of(kAdd, row) + at, 16);
+      }
+      __pipeline_commit();
+      turn_ = !turn_;
+    }
+  }
+
+  const BackwardArgs& a_;
+  int64_t row_ = 0;
+  bool turn_ = false;  // where the row at hand is, and the row after the next one goes
+};
+
 template <typename T, bool Layer, int Held, bool Wide>
 __global__ void __launch_bounds__(kMaxThreads, Held * (1 + Layer) > 2 ? 1 : 2)
     normalize_backward(const __grid_constant__ BackwardArgs a) {
   constexpr int N = Pack<T>::N;
+  using In = Incoming<T, Held, Wide>;
   __shared__ float shared[2 * kWarp];
   ColumnSums<N, Held> weights, biases;
   float* weight_line = a.dweight ? a.dweight + blockIdx.x * a.cols : nullptr;
   float* bias_line = a.dbias ? a.dbias + blockIdx.x * a.cols : nullptr;
   const float count = static_cast<float>(a.cols);
-  const int64_t step = int64_t{blockDim.x} * N;
-  for (int64_t r = blockIdx.x; r < a.rows; r += gridDim.x) {
-    const T* grad = static_cast<const T*>(a.grad) + r * a.grad_stride;
-    const T* x = static_cast<const T*>(a.x) + r * a.stride;
-    Pack<T> g[Held > 0 ? Held : 1], v[Held > 0 ? Held : 1];
-    const float rstd = a.rstd[r];
-    const float mean = Layer ? a.mean[r] : 0.0f;
-    const auto read = [&](int i, int64_t at) {
-      g[i] = load<Wide>(grad, at, a.cols);
-      v[i] = load<Wide>(x, at, a.cols);
-    };
-    // f(place among the held packs, first column)
-    const auto each = [&](const auto& f) {
-      int64_t at = int64_t{threadIdx.x} * N;
-      if constexpr (Held > 0) {
+  // f(place among the held packs, first column)
+  const auto each = [&](const auto& f) {
+    const int64_t step = int64_t{blockDim.x} * N;
+    int64_t at = int64_t{threadIdx.x} * N;
+    if constexpr (Held > 0) {
 #pragma unroll
-        for (int i = 0; i < Held; ++i, at += step) {
-          if (at < a.cols) f(i, at);
-        }
-      } else {
-        for (; at < a.cols; at += step) {
-          read(0, at);
-          f(0, at);
-        }
+      for (int i = 0; i < Held; ++i, at += step) {
+        if (at < a.cols) f(i, at);
       }
+    } else {
+      for (; at < a.cols; at += step) f(0, at);
+    }
+  };
+  In in(a);
+  float next_rstd = a.rstd[blockIdx.x];
+  float next_mean = Layer ? a.mean[blockIdx.x] : 0.0f;
+  for (int64_t r = blockIdx.x; r < a.rows; r += gridDim.x) {
+    const float rstd = next_rstd;
+    const float mean = next_mean;
+    in.advance(r);
+    if (r + gridDim.x < a.rows) {
+      next_rstd = a.rstd[r + gridDim.x];
+      if (Layer) next_mean = a.mean[r + gridDim.x];
+    }
+    const auto terms = [&](int i, int64_t at) {
+      return Terms<T, Layer, Wide>(a, in.get(In::kGrad, i, at), in.get(In::kX, i, at), mean, rstd,
+                                   at);
     };
-    if constexpr (Held > 0) each(read);
     float sums[2] = {0.0f, 0.0f};  // of scaled * normal, and of scaled
     each([&](int i, int64_t at) {
-      const Terms<T, Layer, Wide> t(a, g[i], v[i], mean, rstd, at);
-      float product[N];
+      const auto t = terms(i, at);
+      float product[N], along[N];
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        sums[0] += t.scaled[j] * t.normal[j];
-        if (Layer) sums[1] += t.scaled[j];
+        along[j] = t.scaled[j] * t.normal[j];
         product[j] = t.grad[j] * t.normal[j];
       }
+      sums[0] += pairwise_sum(along);
+      if (Layer) sums[1] += pairwise_sum(t.scaled);
       if (a.dweight) weights.add(i, weight_line, at, a.cols, r == blockIdx.x, product);
       if (Layer && a.dbias) biases.add(i, bias_line, at, a.cols, r == blockIdx.x, t.grad);
     });
@@ -140,11 +203,9 @@ __global__ void __launch_bounds__(kMaxThreads, Held * (1 + Layer) > 2 ? 1 : 2)
     const float along = sums[0] / count;
     const float shift = sums[1] / count;
     each([&](int i, int64_t at) {
-      const Terms<T, Layer, Wide> t(a, g[i], v[i], mean, rstd, at);
+      const auto t = terms(i, at);
       Pack<T> more, out;
-      if (a.add) {
-        more = load<Wide>(static_cast<const T*>(a.add) + r * a.add_stride, at, a.cols);
-      }
+      if (a.add) more = in.get(In::kAdd, i, at);
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         float d = Layer ? t.scaled[j] - shift : t.scaled[j];
@@ -188,22 +249,31 @@ __global__ void __launch_bounds__(kSumColumns* kSumRows)
   }
 }
 
-// How a call is spread: packs a thread (0: not in registers), threads a block, blocks.
+// How a call is spread: packs a thread (0: read where they are), threads a block, blocks.
 struct Spread {
   int held;
   int threads;
   int64_t blocks;
 };
 
-Spread spread(const BackwardArgs& a, int64_t pack) {
+int staged_bytes(const BackwardArgs& a, const Spread& s) {
+  return 2 * 16 * s.held * s.threads * (a.add ? 3 : 2);
+}
+
+Spread spread(const BackwardArgs& a, int64_t pack, int device) {
   const int64_t packs = (a.cols + pack - 1) / pack;
-  int held = 1;
-  while (held < 4 && packs > held * kMaxThreads) held *= 2;
-  if (!a.wide || packs > held * kMaxThreads) held = 0;
-  const int64_t wanted = held ? (packs + held - 1) / held : packs;
+  Spread s{1, 0, 0};
+  while (s.held < 4 && packs > s.held * kMaxThreads) s.held *= 2;
+  const int64_t wanted = (packs + s.held - 1) / s.held;
   const int64_t whole = std::max<int64_t>(1, (wanted + kWarp - 1) / kWarp) * kWarp;
-  const int threads = static_cast<int>(std::min<int64_t>(whole, kMaxThreads));
-  return {held, threads, std::min<int64_t>(a.rows, kBlocks * (kMaxThreads / threads))};
+  s.threads = static_cast<int>(std::min<int64_t>(whole, kMaxThreads));
+  int room = 0;
+  check_cuda(cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+             "the size of shared memory");
+  const bool fits = packs <= s.held * kMaxThreads && staged_bytes(a, s) + kSumsBytes <= room;
+  if (!a.wide || !fits) s.held = 0;
+  s.blocks = std::min<int64_t>(a.rows, kBlocks * (kMaxThreads / s.threads));
+  return s;
 }
 
 template <typename T, bool Layer>
@@ -213,7 +283,17 @@ void run(const BackwardArgs& a, const Spread& s, cudaStream_t stream) {
                  : s.held == 1 ? &normalize_backward<T, Layer, 1, true>
                  : a.wide      ? &normalize_backward<T, Layer, 0, true>
                                : &normalize_backward<T, Layer, 0, false>;
-  launch(kernel, s.blocks, s.threads, stream, false, a);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(s.blocks));
+  config.blockDim = dim3(s.threads);
+  config.dynamicSmemBytes = staged_bytes(a, s);
+  config.stream = stream;
+  if (config.dynamicSmemBytes > 48 * 1024) {  // more than that is given on request only
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(config.dynamicSmemBytes)),
+               "shared memory of the norms' backward");
+  }
+  check_cuda(cudaLaunchKernelEx(&config, kernel, a), "kernel launch");
 }
 
 // Fills dx and the gradients of weight and bias.
@@ -221,7 +301,7 @@ template <bool Layer>
 void run_backward(BackwardArgs a, Float dtype, const Output& dweight, const Output& dbias,
                   const Vector& weight, const Vector& bias, Place place) {
   const cudaStream_t stream = current_stream(place.index);
-  const Spread s = spread(a, 16 / element_size(dtype));
+  const Spread s = spread(a, 16 / element_size(dtype), place.index);
   // Freed on return, which the allocator orders after the kernels of this stream.
   const int64_t lines[2] = {s.blocks, a.cols};
   const int64_t none[2] = {0, 0};
