@@ -55,6 +55,14 @@ def require_close(
         )
 
 
+def require_rounding_of(got: Tensor, want: Tensor, error: float) -> None:
+    """Assert that each result is the rounding of some number within ``want * (1 ± error)``."""
+    assert want.dtype == torch.float64
+    ends = [(want * (1 + sign * error)).to(got.dtype) for sign in (-1, 1)]
+    bad = (got < torch.minimum(*ends)) | (got > torch.maximum(*ends)) | got.isnan()
+    assert not bad.any(), f"{int(bad.sum())} of {bad.numel()}"
+
+
 @contextlib.contextmanager
 def as_float64() -> Iterator[None]:
     """Let the formulas' ``.float()`` keep float64, so that gradcheck sees no rounding."""

@@ -69,7 +69,7 @@ PAIRS = [(d, d) for d in DTYPES] + [
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 @pytest.mark.parametrize(("dtype", "weight_dtype"), PAIRS, ids=str)
 def test_rms_norm(dtype: torch.dtype, weight_dtype: torch.dtype, offset: float) -> None:
-    """One ulp of a correctly rounded result, and few of them differ from it at all."""
+    """One ulp, and the rounding of a number that fp32 arithmetic may give."""
     x, residual, weight, _ = case(dtype, weight_dtype)
     check_rms_norm(x, residual, weight, offset)
 
@@ -79,8 +79,8 @@ def check_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, offset: float) -
     gain = weight.double() + offset
     want = _true_norm(x.double(), gain, None, 1e-5, layer=False)
     floats.require_close(y, want)
-    if x.dtype != torch.float32:
-        assert int((y != want.to(x.dtype)).sum()) <= y.numel() // 200
+    # rstd may be off by 2^-20 (below), and two products and, with an offset, a sum by 2^-24 each
+    floats.require_rounding_of(y, want, 2**-20 + 3 * 2**-24)
     mean = x.double().pow(2).mean(-1, keepdim=True)
     floats.require_close(rstd, (mean + 1e-5) ** -0.5)
     sums = OPS.add_rms_norm(x, residual, weight, 1e-5, offset)

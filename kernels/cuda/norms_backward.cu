@@ -9,13 +9,17 @@
 #include <tuple>
 
 #include "../common/like_args.h"
-#include "floats.cuh"
+#include "column_sums.cuh"
 #include "int_launch.h"
 
 namespace ixt {
 namespace {
 
 constexpr int kMaxThreads = 512;
+// LayerNorm's two sums a column take the registers of half the threads; the others are a second
+// block, which works while the first one meets.
+template <bool Layer>
+constexpr int kThreads = Layer ? 256 : 512;
 constexpr int kSumsBytes = 2 * kWarp * sizeof(float);
 constexpr int kBlocks = 264;  // two for each of Hopper's processors; more where blocks are small
 
@@ -29,42 +33,6 @@ struct BackwardArgs {
   void* dx;
   float *dweight, *dbias;  // (blocks, cols) sums, or nullptr where not wanted
   bool wide;
-};
-
-// The sums of one thread's columns, in registers (Held packs) or, Held = 0, in the block's line.
-template <int N, int Held>
-class ColumnSums {
- public:
-  // `first`: nothing is in the line yet.
-  __device__ __forceinline__ void add(int i, float* line, int64_t at, int64_t cols, bool first,
-                                      const float (&v)[N]) {
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
-      if constexpr (Held > 0) {
-        held_[i][j] += v[j];
-      } else if (at + j < cols) {
-        line[at + j] = first ? v[j] : line[at + j] + v[j];
-      }
-    }
-  }
-
-  __device__ __forceinline__ void finish(float* line, int64_t cols) const {
-    if constexpr (Held > 0) {
-#pragma unroll
-      for (int i = 0; i < Held; ++i) {
-        const int64_t at = (int64_t{i} * blockDim.x + threadIdx.x) * N;
-#pragma unroll
-        for (int j = 0; j < N; j += 4) {
-          if (at >= cols) continue;
-          *reinterpret_cast<float4*>(line + at + j) =
-              make_float4(held_[i][j], held_[i][j + 1], held_[i][j + 2], held_[i][j + 3]);
-        }
-      }
-    }
-  }
-
- private:
-  float held_[Held > 0 ? Held : 1][N] = {};
 };
 
 template <typename T, bool Layer, bool Wide>
@@ -96,7 +64,6 @@ struct Terms {
 template <typename T, int Held, bool Wide>
 class Incoming {
  public:
-  static constexpr int N = Pack<T>::N;
   enum Which { kGrad, kX, kAdd };
 
   __device__ __forceinline__ explicit Incoming(const BackwardArgs& a) : a_(a) { fetch(blockIdx.x); }
@@ -131,7 +98,7 @@ class Incoming {
     if constexpr (Held > 0) {
 #pragma unroll
       for (int i = 0; i < Held; ++i) {
-        const int64_t at = (int64_t{i} * blockDim.x + threadIdx.x) * N;
+        const int64_t at = (int64_t{i} * blockDim.x + threadIdx.x) * Pack<T>::N;
         if (row >= a_.rows || at >= a_.cols) continue;
         __pipeline_memcpy_async(slot(kGrad, i, turn_), row_of(kGrad, row) + at, 16);
         __pipeline_memcpy_async(slot(kX, i, turn_), row_of(kX, row) + at, 16);
@@ -182,8 +149,8 @@ __global__ void __launch_bounds__(kMaxThreads, Held * (1 + Layer) > 2 ? 1 : 2)
       if (Layer) next_mean = a.mean[r + gridDim.x];
     }
     const auto terms = [&](int i, int64_t at) {
-      return Terms<T, Layer, Wide>(a, in.get(In::kGrad, i, at), in.get(In::kX, i, at), mean, rstd,
-                                   at);
+      const Pack<T> grad = in.get(In::kGrad, i, at);
+      return Terms<T, Layer, Wide>(a, grad, in.get(In::kX, i, at), mean, rstd, at);
     };
     float sums[2] = {0.0f, 0.0f};  // of scaled * normal, and of scaled
     each([&](int i, int64_t at) {
@@ -204,49 +171,21 @@ __global__ void __launch_bounds__(kMaxThreads, Held * (1 + Layer) > 2 ? 1 : 2)
     const float shift = sums[1] / count;
     each([&](int i, int64_t at) {
       const auto t = terms(i, at);
-      Pack<T> more, out;
+      Pack<T> more;
+      float out[N];
       if (a.add) more = in.get(In::kAdd, i, at);
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         float d = Layer ? t.scaled[j] - shift : t.scaled[j];
         d = (d - t.normal[j] * along) * rstd;
         if (a.add) d += to_float(more.at[j]);
-        out.at[j] = rounded<T>(d);
+        out[j] = d;
       }
-      store<Wide>(static_cast<T*>(a.dx) + r * a.cols, at, a.cols, out);
+      store<Wide>(static_cast<T*>(a.dx) + r * a.cols, at, a.cols, rounded_pack<T>(out));
     });
   }
   if (a.dweight) weights.finish(weight_line, a.cols);
   if (Layer && a.dbias) biases.finish(bias_line, a.cols);
-}
-
-constexpr int kSumColumns = 32;
-constexpr int kSumRows = 16;
-
-// Sums of the columns of (lines, cols): 16 threads a column, then their sums in order.
-__global__ void __launch_bounds__(kSumColumns* kSumRows)
-    sum_columns(const float* __restrict__ from, int64_t lines, int64_t cols, void* to,
-                Float dtype) {
-  __shared__ float shared[kSumRows][kSumColumns];
-  const int column = threadIdx.x % kSumColumns;
-  const int group = threadIdx.x / kSumColumns;
-  const int64_t at = blockIdx.x * int64_t{kSumColumns} + column;
-  float sum = 0.0f;
-  if (at < cols) {
-#pragma unroll 4
-    for (int64_t line = group; line < lines; line += kSumRows) sum += from[line * cols + at];
-  }
-  shared[group][column] = sum;
-  __syncthreads();
-  if (group != 0 || at >= cols) return;
-  for (int i = 1; i < kSumRows; ++i) sum += shared[i][column];
-  if (dtype == Float::bf16) {
-    static_cast<bf16*>(to)[at] = rounded<bf16>(sum);
-  } else if (dtype == Float::f16) {
-    static_cast<f16*>(to)[at] = rounded<f16>(sum);
-  } else {
-    static_cast<float*>(to)[at] = sum;
-  }
 }
 
 // How a call is spread: packs a thread (0: read where they are), threads a block, blocks.
@@ -260,10 +199,11 @@ int staged_bytes(const BackwardArgs& a, const Spread& s) {
   return 2 * 16 * s.held * s.threads * (a.add ? 3 : 2);
 }
 
+template <bool Layer>
 Spread spread(const BackwardArgs& a, int64_t pack, int device) {
   const int64_t packs = (a.cols + pack - 1) / pack;
   Spread s{1, 0, 0};
-  while (s.held < 4 && packs > s.held * kMaxThreads) s.held *= 2;
+  while (s.held < 4 && packs > s.held * kThreads<Layer>) s.held *= 2;
   const int64_t wanted = (packs + s.held - 1) / s.held;
   const int64_t whole = std::max<int64_t>(1, (wanted + kWarp - 1) / kWarp) * kWarp;
   s.threads = static_cast<int>(std::min<int64_t>(whole, kMaxThreads));
@@ -272,7 +212,7 @@ Spread spread(const BackwardArgs& a, int64_t pack, int device) {
              "the size of shared memory");
   const bool fits = packs <= s.held * kMaxThreads && staged_bytes(a, s) + kSumsBytes <= room;
   if (!a.wide || !fits) s.held = 0;
-  s.blocks = std::min<int64_t>(a.rows, kBlocks * (kMaxThreads / s.threads));
+  s.blocks = std::min<int64_t>(a.rows, kBlocks * std::max(1, kThreads<Layer> / s.threads));
   return s;
 }
 
@@ -301,7 +241,7 @@ template <bool Layer>
 void run_backward(BackwardArgs a, Float dtype, const Output& dweight, const Output& dbias,
                   const Vector& weight, const Vector& bias, Place place) {
   const cudaStream_t stream = current_stream(place.index);
-  const Spread s = spread(a, 16 / element_size(dtype), place.index);
+  const Spread s = spread<Layer>(a, 16 / element_size(dtype), place.index);
   // Freed on return, which the allocator orders after the kernels of this stream.
   const int64_t lines[2] = {s.blocks, a.cols};
   const int64_t none[2] = {0, 0};
