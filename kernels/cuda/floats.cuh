@@ -1,8 +1,6 @@
 // Sixteen bytes of floats: loads and stores that also serve ragged ends and rows out of step.
 #pragma once
 
-#include <type_traits>
-
 #include "fp8_device.cuh"
 #include "fp8_launch.h"
 
@@ -27,33 +25,6 @@ template <>
 __device__ __forceinline__ bf16 rounded<bf16>(float v) { return __float2bfloat16_rn(v); }
 template <>
 __device__ __forceinline__ f16 rounded<f16>(float v) { return __float2half_rn(v); }
-
-template <typename T>
-__device__ __forceinline__ auto rounded_pair(float a, float b) {
-  if constexpr (std::is_same_v<T, bf16>) {
-    return __floats2bfloat162_rn(a, b);
-  } else {
-    return __floats2half2_rn(a, b);
-  }
-}
-
-// A pack of roundings; two 16-bit ones take one instruction.
-template <typename T>
-__device__ __forceinline__ Pack<T> rounded_pack(const float (&v)[Pack<T>::N]) {
-  Pack<T> made;
-  if constexpr (sizeof(T) == 2) {
-#pragma unroll
-    for (int i = 0; i < Pack<T>::N; i += 2) {
-      const auto pair = rounded_pair<T>(v[i], v[i + 1]);
-      made.at[i] = pair.x;
-      made.at[i + 1] = pair.y;
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < Pack<T>::N; ++i) made.at[i] = v[i];
-  }
-  return made;
-}
 
 // How many of a pack's elements are inside `cols`.
 template <bool Wide, typename T>

@@ -67,10 +67,10 @@ class Row {
     if constexpr (Add) {
       const T* other = static_cast<const T*>(a_.residual) + row_ * a_.residual_stride;
       const Pack<T> more = load<Wide>(other, at, a_.cols);
-      float sum[Pack<T>::N];
 #pragma unroll
-      for (int i = 0; i < Pack<T>::N; ++i) sum[i] = to_float(pack.at[i]) + to_float(more.at[i]);
-      pack = rounded_pack<T>(sum);
+      for (int i = 0; i < Pack<T>::N; ++i) {
+        pack.at[i] = rounded<T>(to_float(pack.at[i]) + to_float(more.at[i]));
+      }
     }
     return pack;
   }
@@ -80,11 +80,10 @@ class Row {
   Pack<T> held_[Held > 0 ? Held : 1];
 };
 
-// The sum of (x - mean)^2 over what this thread has of a row.
 template <typename T, bool Add, int Held, bool Wide>
 __device__ __forceinline__ float sum_of_squares(const Row<T, Add, Held, Wide>& row, int64_t cols,
-                                                float mean) {
-  float sum = 0.0f;
+                                                float mean, float* shared) {
+  float sum[1] = {0.0f};
   row.each([&](const Pack<T>& pack, int64_t at) {
     const int count = inside<Wide, T>(at, cols);
     float squares[Pack<T>::N];
@@ -93,64 +92,33 @@ __device__ __forceinline__ float sum_of_squares(const Row<T, Add, Held, Wide>& r
       const float v = to_float(pack.at[i]) - mean;
       squares[i] = i < count ? v * v : 0.0f;
     }
-    sum += pairwise_sum(squares);
+    sum[0] += pairwise_sum(squares);
   });
-  return sum;
-}
-
-// Mean and sum of squares around it: each warp takes its own mean, so that the block meets once.
-// With m, s the mean and the sum of squares of n numbers of a warp, those of all are sum(n m) / N
-// and sum(s + n (m - mean)^2): Chan, Golub & LeVeque, Stanford STAN-CS-79-773.
-template <typename T, int Held, bool Wide>
-__device__ __forceinline__ float2 moments(const Row<T, false, Held, Wide>& row, int64_t cols,
-                                          float* shared) {
-  float count = 0.0f, sum = 0.0f;
-  row.each([&](const Pack<T>& pack, int64_t at) {
-    count += inside<Wide, T>(at, cols);
-    float v[Pack<T>::N];
-#pragma unroll
-    for (int i = 0; i < Pack<T>::N; ++i) v[i] = to_float(pack.at[i]);
-    sum += pairwise_sum(v);
-  });
-  count = warp_sum(count);
-  sum = warp_sum(sum);
-  const float mean = count > 0.0f ? sum / count : 0.0f;
-  const float squares = warp_sum(sum_of_squares(row, cols, mean));
-  const int warps = blockDim.x / kWarp;
-  if (warps == 1) return {sum / static_cast<float>(cols), squares};
-  const int lane = threadIdx.x % kWarp;
-  __syncthreads();  // the row before may still be read
-  if (lane == 0) {
-    float* mine = shared + threadIdx.x / kWarp * 4;
-    mine[0] = count, mine[1] = sum, mine[2] = mean, mine[3] = squares;
-  }
-  __syncthreads();
-  const bool some = lane < warps;
-  const float4 of = some ? reinterpret_cast<const float4*>(shared)[lane] : float4{};
-  const float all = warp_sum(of.y) / static_cast<float>(cols);
-  const float apart = of.z - all;
-  return {all, warp_sum(some ? of.w + of.x * (apart * apart) : 0.0f)};
+  block_sums(sum, shared);
+  return sum[0];
 }
 
 template <typename T, bool Layer, bool Add, int Held, bool Wide>
 __global__ void __launch_bounds__(kMaxThreads)
     normalize_rows(const __grid_constant__ NormArgs a) {
   constexpr int N = Pack<T>::N;
-  __shared__ __align__(16) float shared[(Layer ? 4 : 1) * kWarp];
+  __shared__ float shared[kWarp];
   const float count = static_cast<float>(a.cols);
   for (int64_t r = blockIdx.x; r < a.rows; r += gridDim.x) {
     const Row<T, Add, Held, Wide> row(a, r);
     float mean = 0.0f;
-    float squares[1];
     if constexpr (Layer) {
-      const float2 both = moments(row, a.cols, shared);
-      mean = both.x;
-      squares[0] = both.y;
-    } else {
-      squares[0] = sum_of_squares(row, a.cols, 0.0f);
-      block_sums(squares, shared);
+      float sum[1] = {0.0f};
+      row.each([&](const Pack<T>& pack, int64_t) {
+        float v[N];
+#pragma unroll
+        for (int i = 0; i < N; ++i) v[i] = to_float(pack.at[i]);
+        sum[0] += pairwise_sum(v);
+      });
+      block_sums(sum, shared);
+      mean = sum[0] / count;
     }
-    const float rstd = rsqrtf(squares[0] / count + a.eps);
+    const float rstd = rsqrtf(sum_of_squares(row, a.cols, mean, shared) / count + a.eps);
     if (threadIdx.x == 0) {
       a.rstd[r] = rstd;
       if constexpr (Layer) a.mean[r] = mean;
@@ -159,16 +127,17 @@ __global__ void __launch_bounds__(kMaxThreads)
       float gain[N], shift[N];
       if (a.weight) load_any<Wide>(a.weight, a.weight_dtype, at, a.cols, gain);
       if (Layer && a.bias) load_any<Wide>(a.bias, a.bias_dtype, at, a.cols, shift);
-      float out[N];
+      Pack<T> out;
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        const float v = to_float(pack.at[i]);
-        out[i] = (Layer ? v - mean : v) * rstd;
-        if (a.weight) out[i] *= Layer ? gain[i] : gain[i] + a.offset;
-        if (Layer && a.bias) out[i] += shift[i];
+        float v = to_float(pack.at[i]);
+        v = (Layer ? v - mean : v) * rstd;
+        if (a.weight) v *= Layer ? gain[i] : gain[i] + a.offset;
+        if (Layer && a.bias) v += shift[i];
+        out.at[i] = rounded<T>(v);
       }
       if constexpr (Add) store<Wide>(static_cast<T*>(a.total) + r * a.cols, at, a.cols, pack);
-      store<Wide>(static_cast<T*>(a.y) + r * a.cols, at, a.cols, rounded_pack<T>(out));
+      store<Wide>(static_cast<T*>(a.y) + r * a.cols, at, a.cols, out);
     });
   }
 }

@@ -171,17 +171,16 @@ __global__ void __launch_bounds__(kMaxThreads, Held * (1 + Layer) > 2 ? 1 : 2)
     const float shift = sums[1] / count;
     each([&](int i, int64_t at) {
       const auto t = terms(i, at);
-      Pack<T> more;
-      float out[N];
+      Pack<T> more, out;
       if (a.add) more = in.get(In::kAdd, i, at);
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         float d = Layer ? t.scaled[j] - shift : t.scaled[j];
         d = (d - t.normal[j] * along) * rstd;
         if (a.add) d += to_float(more.at[j]);
-        out[j] = d;
+        out.at[j] = rounded<T>(d);
       }
-      store<Wide>(static_cast<T*>(a.dx) + r * a.cols, at, a.cols, rounded_pack<T>(out));
+      store<Wide>(static_cast<T*>(a.dx) + r * a.cols, at, a.cols, out);
     });
   }
   if (a.dweight) weights.finish(weight_line, a.cols);
