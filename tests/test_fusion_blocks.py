@@ -1,4 +1,4 @@
-"""What the block formats fuse into: kernels of a chain on an H200 that is not there, counted."""
+"""What the plain lowerings of block formats fuse into, counted for an H200 that is not there."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rms_norm(x: Tensor, w: Tensor) -> Tensor:
 def kernels(fn: Callable[..., Any], *args: Tensor, dynamic: bool | None = None) -> int:
     """Return the number of Triton kernels of the one graph; there is no opaque call in it."""
     torch.compiler.reset()
-    with ixt.config.patch(enabled=True, strict=True):
+    with ixt.config.patch(enabled=True, strict=True, templates=False):
         (graph,) = fake_gpu.capture(fn, args, target="sm_90", dynamic=dynamic)
     assert graph.externs == ()
     return len(graph.kernels)
@@ -84,7 +84,7 @@ def test_any_number_of_rows(name: str) -> None:
         return tuple(made)
 
     torch.compiler.reset()
-    with ixt.config.patch(enabled=True, strict=True):
+    with ixt.config.patch(enabled=True, strict=True, templates=False):
         (graph,) = fake_gpu.capture(lambda a, b: QUANTIZE[name][0](silu_mul(a, b)), inputs)
     (kernel,) = graph.kernels.values()
     assert re.search(r"def \w+\(.*\bxnumel\b", kernel.source)

@@ -61,6 +61,14 @@ def _ops(x: Tensor) -> Iterator[Case]:
     yield Case("MX along M, transposed", "quantize_mxfp8", (x, E4M3, 32, 1, True, *tail))
     yield Case("MX 32 x 32", "quantize_mxfp8", (x, E4M3, 32, 32, False, *tail))
     yield Case("MX both", "quantize_mxfp8_both", (x, E4M3, False, True, *tail))
+    yield Case("INT8 tensor", "quantize_int8_tensor", (x,))
+    yield Case("INT8 row", "quantize_int8_row", (x,))
+    yield Case("INT8 1 x 128", "quantize_int8_group", (x, 128))
+    yield Case("INT4 symmetric 128", "quantize_int4_symmetric", (x, 128))
+    yield Case("INT4 asymmetric 128", "quantize_int4_asymmetric", (x, 128))
+    amax = x.abs().amax().float()
+    yield Case("NVFP4 along K", "quantize_nvfp4", (x, amax, 1, 16, False, "gemm"))
+    yield Case("NVFP4 along M", "quantize_nvfp4", (x, amax, 16, 1, True, "gemm"))
 
 
 def cases(x: Tensor) -> Iterator[Case]:
@@ -114,7 +122,7 @@ def _compiled(
     function: Callable[..., Any], arguments: tuple[Any, ...], *, ours: bool
 ) -> _Call | None:
     compiled = torch.compile(function, fullgraph=True, dynamic=False)
-    with ixt.config.patch(enabled=ours):
+    with ixt.config.patch(enabled=ours, always_lower=ours):
         try:
             compiled(*arguments)
         except RuntimeError:  # torch 2.11 on some transposes: "unexpected group"
