@@ -20,7 +20,7 @@ import torch
 from inductor_ext._compat import FloorDiv, ModularIndexing, V, WrapperHandler, ir, ops
 
 from ..vocabulary import F32, Expression
-from .producer import Producer, reads_of
+from .producer import Producer, reads_of, uses_positions
 
 SUM, MEAN, MOMENT, KEEP, ROW = "sum", "mean", "moment", "keep", "row"
 STATISTICS = (SUM, MEAN, MOMENT)
@@ -65,6 +65,20 @@ def steps_of(producer: Producer, *, store_all: bool = False) -> list[Step]:
     if not store_all:
         steps = _unstored_where_alone(steps, V.graph.current_node)
     return [] if _read_already(steps) else steps
+
+
+def reads_a_loop(producer: Producer, steps: Iterable[Step]) -> bool:
+    """Return whether the elements are read from a pointwise kernel that no step takes in.
+
+    A template would have it store them first, where Inductor's own loops fuse with it.
+    """
+    names = {step.name for step in steps}
+    loops = [b for b in producer.reads() if isinstance(b, ir.ComputedBuffer)]
+    # Without a range of nothing: those are allocations that a template fills.
+    return any(
+        isinstance(b.data, ir.Pointwise) and 0 not in b.data.ranges and b.get_name() not in names
+        for b in loops
+    )
 
 
 def _collect(expression: Expression, producer: Producer, found: dict[str, Step]) -> bool:
@@ -125,6 +139,8 @@ def _kept(buffer: Any, data: Any, producer: Producer) -> tuple[str | None, Expre
         # Whoever computes with it rounds it: the rounding pass has put that into the graph.
         return ops.to_dtype(inner(place), F32)
 
+    if uses_positions(element, producer.rows, producer.columns):  # a `cat`, for instance
+        return None, None
     return ROW if of_rows else KEEP, element
 
 

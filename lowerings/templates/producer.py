@@ -76,9 +76,7 @@ class Producer:
 
     def uses_positions(self) -> bool:
         """Return whether the code computes with indices or sizes that are not constants."""
-        with _any_layout():
-            found = extract_read_writes(self.load, [self.rows, self.columns]).index_exprs
-        return any(not sympy.sympify(used.index).is_Integer for used in found)
+        return uses_positions(self.load, self.rows, self.columns)
 
     def reads(self) -> list[Any]:
         """Return the buffers that the code reads."""
@@ -91,6 +89,13 @@ class Producer:
         ranges = dict(zip(read.what.var_names, read.what.size, strict=True))
         place = read.row if of_row else read.row * self.columns + read.column
         return bool(V.graph.sizevars.simplify_with_ranges(read.what.index, ranges) == place)
+
+
+def uses_positions(load: Expression, rows: Any, columns: Any) -> bool:
+    """Return whether an expression computes with indices or sizes that are not constants."""
+    with _any_layout():
+        found = extract_read_writes(load, [rows, columns]).index_exprs
+    return any(not sympy.sympify(used.index).is_Integer for used in found)
 
 
 class Read(NamedTuple):
