@@ -50,7 +50,7 @@ class Case:
 
 X, SCALE, AMAX, ROWS, COLUMNS, RNG = map(Input, ("x", "scale", "amax", "rows", "columns", "rng"))
 HISTORY, SCALES_OF_HISTORY = Input("history"), Input("scales_of_history")
-OTHER, WEIGHT, RSTD = Input("other"), Input("weight"), Input("rstd")
+OTHER, THIRD, WEIGHT, RSTD = map(Input, ("other", "third", "weight", "rstd"))
 CODES, SCALES, ZERO = Input("codes"), Input("scales"), Input("zero")
 E4M3, BF16 = torch.float8_e4m3fn, torch.bfloat16
 _FLOAT = (0.0, False)
@@ -73,6 +73,7 @@ def inputs(shape: tuple[int, int], device: torch.device) -> dict[str, Tensor]:
         "history": torch.rand(1024, 300, device=device),
         "scales_of_history": torch.rand(300, device=device),
         "other": torch.randn(shape, device=device, dtype=BF16),
+        "third": torch.randn(shape, device=device, dtype=BF16),
         "weight": torch.randn(shape[1], device=device, dtype=BF16),
         "rstd": torch.rand(shape[0], 1, device=device),
     }
@@ -239,7 +240,7 @@ def _own() -> list[Case]:
             for op, rest in (("swiglu", ()), ("geglu", ("none",)))
             for case in (
                 Case("activation", op, op, (X, OTHER, *rest)),
-                Case("activation", f"{op} backward", f"{op}_backward", (OTHER, X, OTHER, *rest)),
+                Case("activation", f"{op} backward", f"{op}_backward", (OTHER, X, THIRD, *rest)),
             )
         ),
     ]  # fmt: skip
