@@ -39,6 +39,16 @@ from .formats import (
     Quantized,
     format_from_json,
 )
+from .functional import (
+    add_rms_norm,
+    geglu,
+    gelu,
+    layer_norm,
+    relu2,
+    rms_norm,
+    silu,
+    swiglu,
+)
 from .registry import Autograd, OpContract, Record, clear_records, contracts, records, register
 
 if TYPE_CHECKING:
@@ -47,9 +57,10 @@ if TYPE_CHECKING:
 __all__ = [
     "FP8", "INT4", "INT8", "MXFP8", "NVFP4", "Autograd", "BothWays", "CompatError", "Decline",
     "DeclinedError", "Format", "InductorExtError", "InductorExtWarning", "LoweringError",
-    "OpContract", "Quantized", "Record", "RegistrationError", "__version__", "clear_records",
-    "config", "contracts", "dequantize", "disable", "enable", "explain", "format_from_json", "ops",
-    "quantize", "records", "register", "scaled_mm",
+    "OpContract", "Quantized", "Record", "RegistrationError", "__version__", "add_rms_norm",
+    "clear_records", "config", "contracts", "dequantize", "disable", "enable", "explain",
+    "format_from_json", "geglu", "gelu", "layer_norm", "ops", "quantize", "records", "register",
+    "relu2", "rms_norm", "scaled_mm", "silu", "swiglu",
 ]  # fmt: skip
 
 

@@ -12,7 +12,17 @@ from .validation import check_no_grad
 
 
 def call(op: Callable[..., Any], *args: Any) -> Any:
-    """Call an op that has no gradient.
+    """Call an op that has no gradient; see :func:`call_with_gradient`."""
+    if not torch.compiler.is_compiling():
+        name = op._schema.name.partition("::")[2]  # type: ignore[attr-defined]
+        for argument, value in zip(op._schema.arguments, args, strict=False):  # type: ignore[attr-defined]
+            if isinstance(value, torch.Tensor):
+                check_no_grad(argument.name, value, name)
+    return call_with_gradient(op, *args)
+
+
+def call_with_gradient(op: Callable[..., Any], *args: Any) -> Any:
+    """Call an op that has a gradient rule.
 
     While compiling, the op's fake checks the arguments: an exception raised in traced code would
     lose its message.  In eager mode the kernel checks them, and only when it refuses is the fake
@@ -20,10 +30,6 @@ def call(op: Callable[..., Any], *args: Any) -> Any:
     """
     if torch.compiler.is_compiling():
         return op(*args)
-    name = op._schema.name.partition("::")[2]  # type: ignore[attr-defined]
-    for argument, value in zip(op._schema.arguments, args, strict=False):  # type: ignore[attr-defined]
-        if isinstance(value, torch.Tensor):
-            check_no_grad(argument.name, value, name)
     try:
         return op(*args)
     except RuntimeError:

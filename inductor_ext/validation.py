@@ -53,6 +53,18 @@ def check_same_device(name: str, value: Tensor, other: str, reference: Tensor) -
         )
 
 
+def check_like(name: str, value: Tensor, other: str, reference: Tensor) -> None:
+    """Raise TypeError or ValueError unless shape, dtype and device are those of ``reference``."""
+    check_tensor(name, value)
+    check_dtype(name, value.dtype, (reference.dtype,))
+    check_same_device(name, value, other, reference)
+    if value.shape != reference.shape:
+        raise ValueError(
+            f"`{name}` must have the shape of `{other}`, {tuple(reference.shape)}, got "
+            f"{tuple(value.shape)}"
+        )
+
+
 def check_no_grad(name: str, value: object, op: str) -> None:
     """Raise ValueError if autograd would silently lose the gradient of ``value``."""
     if isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled():

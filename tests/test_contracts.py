@@ -5,6 +5,7 @@ On CUDA: test_contracts_gpu.py.
 
 from __future__ import annotations
 
+import floats
 import pytest
 
 import inductor_ext as ixt
@@ -34,11 +35,16 @@ def test_contract_on_cpu(name: str) -> None:
     if ixt.registry.contract(name).op._schema.is_mutable:
         without.add("pure")
     checks = [check for check in ALL if check not in without]
+    if name in floats.FAMILY:
+        checks = [*floats.CHECKS, "reference", "decomposition"]
     report = check_op(name, compile_samples=count, checks=checks)
+    if name in floats.FAMILY:
+        assert report.ran["opcheck"] == count
+        return
     assert report.ran["compiled_on"] == report.ran["compiled_off"] == report.ran["opcheck"] == count
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in SLOW])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in SLOW | floats.FAMILY])
 def test_batches_on_cpu(name: str) -> None:
     """One compilation for all batch sizes; on every torch: test_dynamic.py."""
     batches = BATCHES if name in THOROUGH else (2, 17, 0)
@@ -58,4 +64,4 @@ def test_every_op_of_the_families_is_here() -> None:
     expected |= {"dequantize_int8", "dequantize_int4", "amax", "amax_row", "amax_hadamard"}
     expected |= {"update_fp8_scale", "update_fp8_scale_", "scaled_mm", "div_rn"}
     expected |= {f"quantize_{name}_mode" for name in ("fp8", "mxfp8", "int8", "nvfp4")}
-    assert {name.removeprefix("inductor_ext::") for name in NAMES} == expected
+    assert set(NAMES) == {f"inductor_ext::{name}" for name in expected} | floats.FAMILY

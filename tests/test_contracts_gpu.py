@@ -5,6 +5,7 @@ What is compiled for the CPU is in test_contracts.py: here only the card's code 
 
 from __future__ import annotations
 
+import floats
 import pytest
 import torch
 from card import flat
@@ -35,10 +36,11 @@ def test_contract(name: str) -> None:
     without = {"across_devices"} | ({"reference"} if name == OTHER_BITS else set())
     if CONTRACTS[name].op._schema.is_mutable:
         without.add("pure")
+    checks = [check for check in ALL if check not in without]
     report = check_op(
         name,
         devices=("cuda",),
-        checks=[check for check in ALL if check not in without],
+        checks=floats.CHECKS if name in floats.FAMILY else checks,
         nan_equal=nan_equal(name),
         batches=(2, 17, 0),
         compile_samples=2,
@@ -46,7 +48,9 @@ def test_contract(name: str) -> None:
     assert all(report.ran.values()), report
 
 
-@pytest.mark.parametrize("name", [name for name in CONTRACTS if name != OTHER_BITS])
+@pytest.mark.parametrize(
+    "name", [name for name in CONTRACTS if name not in {OTHER_BITS} | floats.FAMILY]
+)
 def test_across_devices(name: str) -> None:
     """Eager CUDA against eager CPU, on every sample."""
     checks = ("across_devices",)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import inductor_ext as ixt
-from inductor_ext import Autograd, _compat, _install, _state, config, registry
+from inductor_ext import Autograd, _cache_key, _compat, _install, _state, config, registry
 from inductor_ext.testing import running
 
 pytestmark = pytest.mark.contract
@@ -22,9 +22,15 @@ FORMAT = ixt.FP8(granularity="row")
 
 
 @pytest.fixture(autouse=True)
-def no_caches() -> Iterator[None]:
-    with torch.compiler.config.patch(force_disable_caches=True):
+def no_caches_and_no_rule_traced() -> Iterator[None]:
+    """As in a process in which no gradient rule of ours has been traced, whatever ran before."""
+    with (
+        torch.compiler.config.patch(force_disable_caches=True),
+        mock.patch.object(_cache_key, "_rule_was_traced", False),
+    ):
+        _cache_key.place_fingerprint(config.enabled)
         yield
+    _cache_key.place_fingerprint(config.enabled)
 
 
 def chain(x: Tensor) -> Tensor:

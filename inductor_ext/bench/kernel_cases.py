@@ -50,6 +50,7 @@ class Case:
 
 X, SCALE, AMAX, ROWS, COLUMNS, RNG = map(Input, ("x", "scale", "amax", "rows", "columns", "rng"))
 HISTORY, SCALES_OF_HISTORY = Input("history"), Input("scales_of_history")
+OTHER, THIRD, WEIGHT, RSTD = map(Input, ("other", "third", "weight", "rstd"))
 CODES, SCALES, ZERO = Input("codes"), Input("scales"), Input("zero")
 E4M3, BF16 = torch.float8_e4m3fn, torch.bfloat16
 _FLOAT = (0.0, False)
@@ -71,6 +72,10 @@ def inputs(shape: tuple[int, int], device: torch.device) -> dict[str, Tensor]:
         "rng": torch.tensor([1, 2], device=device),
         "history": torch.rand(1024, 300, device=device),
         "scales_of_history": torch.rand(300, device=device),
+        "other": torch.randn(shape, device=device, dtype=BF16),
+        "third": torch.randn(shape, device=device, dtype=BF16),
+        "weight": torch.randn(shape[1], device=device, dtype=BF16),
+        "rstd": torch.rand(shape[0], 1, device=device),
     }
 
 
@@ -210,7 +215,38 @@ def _dequantize() -> list[Case]:
     ]
 
 
-_FAMILIES = ("FP8", "MXFP8", "NVFP4", "INT8", "INT4", "amax", "scale update")
-_ALL = (*_fp8(), *_mxfp8(), *_nvfp4(), *_integers(), *_dequantize())
+def _own() -> list[Case]:
+    """Return the norms and activations, ``x`` and a second tensor like it among their inputs."""
+    statistics, norm_gradient = (X, WEIGHT, RSTD), (OTHER, X, WEIGHT)
+    return [
+        Case("norm", "RMSNorm", "rms_norm", (X, WEIGHT)),
+        Case("norm", "RMSNorm of a sum", "add_rms_norm", (X, OTHER, WEIGHT)),
+        Case("norm", "RMSNorm backward", "rms_norm_backward", (OTHER, *statistics)),
+        Case("norm", "LayerNorm", "layer_norm", (X, WEIGHT, WEIGHT)),
+        Case(
+            "norm", "LayerNorm backward", "layer_norm_backward",
+            (*norm_gradient, WEIGHT, RSTD, RSTD),
+        ),
+        *(
+            case
+            for op, rest in (("silu", ()), ("gelu", ("none",)), ("relu2", ()))
+            for case in (
+                Case("activation", op, op, (X, *rest)),
+                Case("activation", f"{op} backward", f"{op}_backward", (OTHER, X, *rest)),
+            )
+        ),
+        *(
+            case
+            for op, rest in (("swiglu", ()), ("geglu", ("none",)))
+            for case in (
+                Case("activation", op, op, (X, OTHER, *rest)),
+                Case("activation", f"{op} backward", f"{op}_backward", (OTHER, X, THIRD, *rest)),
+            )
+        ),
+    ]  # fmt: skip
+
+
+_FAMILIES = ("FP8", "MXFP8", "NVFP4", "INT8", "INT4", "amax", "scale update", "norm", "activation")
+_ALL = (*_fp8(), *_mxfp8(), *_nvfp4(), *_integers(), *_dequantize(), *_own())
 CASES = tuple(sorted(_ALL, key=lambda case: _FAMILIES.index(case.family)))
 """All cases, by family; in a family, dequantize ops come last."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import (
+    activations,
     amax,
     fp8,
     fp8_block,
@@ -11,6 +12,7 @@ from . import (
     int8,
     modes,
     mxfp8,
+    norms,
     nvfp4,
     rounding,
     scaled_mm,
@@ -18,6 +20,6 @@ from . import (
 )
 
 __all__ = [
-    "amax", "fp8", "fp8_block", "fp8_both", "int4", "int8", "modes", "mxfp8", "nvfp4",
-    "rounding", "scaled_mm", "scaling",
+    "activations", "amax", "fp8", "fp8_block", "fp8_both", "int4", "int8", "modes", "mxfp8",
+    "norms", "nvfp4", "rounding", "scaled_mm", "scaling",
 ]  # fmt: skip

@@ -14,6 +14,7 @@ from inductor_ext._neighbours import codes_are_fusible, comes_from_memory
 from ..blocks import reshaped, round_up, swapped
 from .fit_ahead import elements_of, statistics_of
 from .formulas import Rule
+from .inside import handed_over
 from .producer import Producer, run_template
 from .tile import Variant, template
 
@@ -173,16 +174,18 @@ def _run(
 ) -> Any:
     """Put the template into the graph; return its last result, of the size and dtype ``main``."""
     elements = elements_of(x, producer, cut.registers * cut.threads, cut.block_k)
-    return run_template(
-        template(variant, elements.ahead),
-        main,
-        [*(others[name] for name in variant.names()), *elements.filled],
-        elements.subgraphs,
-        elements.reads,
-        [covered_rows(producer.rows, variant.place), producer.columns],
-        GROUP=group, REGISTERS=cut.registers, THREADS=cut.threads, BLOCK_K=cut.block_k,
-        WHOLE=is_whole(producer.rows, cut, variant.place), num_warps=cut.warps, **elements.meta,
-    )  # fmt: skip
+    with handed_over(elements.steps) as filled:
+        return run_template(
+            template(variant, elements.ahead),
+            main,
+            [*(others[name] for name in variant.names()), *elements.filled, *filled],
+            elements.subgraphs,
+            elements.reads,
+            [covered_rows(producer.rows, variant.place), producer.columns],
+            GROUP=group, REGISTERS=cut.registers, THREADS=cut.threads, BLOCK_K=cut.block_k,
+            WHOLE=is_whole(producer.rows, cut, variant.place), num_warps=cut.warps,
+            **elements.meta,
+        )  # fmt: skip
 
 
 def is_whole(rows: Any, cut: Cut, place: str) -> bool:

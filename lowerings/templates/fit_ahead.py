@@ -12,7 +12,7 @@ from inductor_ext._compat import V, ops
 
 from ..vocabulary import F32, Expression, pointwise, stored
 from .ahead import Ahead
-from .inside import KEEP, STATISTICS, Step, hand_over, steps_of, substitute
+from .inside import KEEP, STATISTICS, Step, steps_of, substitute
 from .producer import EARLY, Producer, buffers_read, reads_of
 from .row import Variant, pieces_of
 
@@ -26,12 +26,14 @@ class Elements(NamedTuple):
 
     Attributes:
         ahead: what the template does before its tile, if anything.
-        filled: further arguments of the template.
+        filled: further arguments of the template, before the buffers of ``steps``.
+        steps: what it computes itself.
         subgraphs, reads, meta: as ``run_template`` takes them.
     """
 
     ahead: Ahead | None
     filled: list[Any]
+    steps: list[Step]
     subgraphs: list[Any]
     reads: list[Any]
     meta: dict[str, int]
@@ -41,7 +43,7 @@ def elements_of(x: Any, producer: Producer, block_m: int, block_k: int) -> Eleme
     """Return how a tile of (block_m, block_k) gets its elements."""
     steps = statistics_of(producer)
     if not steps:
-        return Elements(None, [], [producer.subgraph()], producer.reads(), {"AHEAD": 0})
+        return Elements(None, [], [], [producer.subgraph()], producer.reads(), {"AHEAD": 0})
     names = [step.name for step in steps]
     kept = [step.element for step in steps if step.kind == KEEP]
     early = _read_in_place(producer, [*kept, producer.load], names)
@@ -73,7 +75,7 @@ def elements_of(x: Any, producer: Producer, block_m: int, block_k: int) -> Eleme
         x, torch.int32, [len(needed), producer.rows], lambda _: ops.constant(-1, torch.int32)
     )
     ahead = Ahead(rows, tuple(needed), len(early))
-    return Elements(ahead, [stored(empty), *hand_over(steps)], subgraphs, reads, meta)
+    return Elements(ahead, [stored(empty)], steps, subgraphs, reads, meta)
 
 
 def statistics_of(producer: Producer) -> list[Step]:

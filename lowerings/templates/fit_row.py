@@ -19,7 +19,7 @@ from .fit import (
     stored_size,
 )
 from .formulas import Rule
-from .inside import STATISTICS, Step, handed_over, steps_of, substitute
+from .inside import STATISTICS, Step, handed_over, reads_a_loop, steps_of, substitute
 from .producer import Producer, buffers_read, run_template
 from .row import Variant, cut, pieces_of, template
 
@@ -34,7 +34,8 @@ def quantize_rows(x: Any, rule: Rule, group: int, layout: str = "plain") -> Any:
 
     Returns:
         None where groups have no statistics before them, or a row is too long for a program's
-        registers, or not made of whole groups.
+        registers, or not made of whole groups; and where loops take in a producer that a row's
+        template would have stored first.
     """
     producer = _producer(x)
     if producer is None or codes_have_neighbours():
@@ -43,8 +44,8 @@ def quantize_rows(x: Any, rule: Rule, group: int, layout: str = "plain") -> Any:
     if (group and k % group) or (layout == "gemm" and k % 128):
         return None
     steps = steps_of(producer)
-    if group and not _has_statistics(steps):
-        return None  # tiles do it
+    if not _has_statistics(steps) and (group or reads_a_loop(producer, steps)):
+        return None  # tiles do it, or loops do
     place, blocks = place_of(rule, layout), k // group if group else 1
     codes = empty(x, (producer.rows, k), rule.codes)
     main = (stored_size(producer.rows, blocks, place), rule.scales)

@@ -68,6 +68,20 @@ def steps_of(producer: Producer, *, store_all: bool = False) -> list[Step]:
     return [] if _read_already(steps) else steps
 
 
+def reads_a_loop(producer: Producer, steps: Iterable[Step]) -> bool:
+    """Return whether the elements are read from a pointwise kernel that no step takes in.
+
+    A template would have it store them first, where Inductor's own loops fuse with it.
+    """
+    names = {step.name for step in steps}
+    loops = [b for b in producer.reads() if isinstance(b, ir.ComputedBuffer)]
+    # Without a range of nothing: those are allocations that a template fills.
+    return any(
+        isinstance(b.data, ir.Pointwise) and 0 not in b.data.ranges and b.get_name() not in names
+        for b in loops
+    )
+
+
 def _collect(expression: Expression, producer: Producer, found: dict[str, Step]) -> bool:
     """Find the steps of an expression; return whether it reads each in the element's place."""
     for read in reads_of(expression, producer.rows, producer.columns):
@@ -75,7 +89,7 @@ def _collect(expression: Expression, producer: Producer, found: dict[str, Step])
         buffer = V.graph.get_buffer(name)
         kind, element = _computed(buffer, producer)
         if kind is None or element is None or producer.uses_positions(element):
-            continue
+            continue  # the last of a `cat`, for instance
         if not producer.is_place(read, of_row=kind != KEEP):
             return False
         if name not in found:
