@@ -211,7 +211,7 @@ TRAINING: dict[tuple[str, str], Counts] = {
     ("tensor", "RMSNorm"): ((2, 3), (5, 5)),
     ("tensor", "residual, RMSNorm"): ((2, 3), (6, 5)),
     ("tensor", "LayerNorm"): ((2, 3), (5, 5)),
-    ("row", "SiLU*mul"): ((1, 4), (8, 6)),
+    ("row", "SiLU*mul"): ((1, 4), (7, 6)),
     ("row", "RMSNorm"): ((1, 4), (7, 6)),
     ("row", "residual, RMSNorm"): ((1, 4), (7, 6)),
     ("row", "LayerNorm"): ((2, 4), (7, 6)),
