@@ -6,11 +6,11 @@ stripe that lies AHEAD stripes further down, and then does a tile of its own str
 read shortly before, and come from the L2 cache.  The tile's elements are loaded first of all, so
 that both loads are under way together.
 
-A statistic is stored as the bits of its number, in a buffer that was filled with -1.  A tile reads
-it early, and then until it is something else; there is nothing else that the programs tell each
-other.  This cannot hang, however few programs run at a time: a program waits for statistics of
-programs with smaller numbers only, a GPU starts programs in the order of their numbers, and a
-program stores its statistics before it waits.
+A statistic is stored as the bits of its number, in a buffer that was filled with -1, and a tile
+reads it until it is something else; there is nothing else that the programs tell each other.  This
+cannot hang, however few programs run at a time: a program waits for statistics of programs with
+smaller numbers only, a GPU starts programs in the order of their numbers, and a program stores its
+statistics before it waits.
 """
 
 from __future__ import annotations
@@ -28,11 +28,8 @@ ORDER = """
     tile_k = tl.program_id(0) % tiles_k
     number = tl.arange(0, REGISTERS * THREADS)
     early = (tile_m * REGISTERS * THREADS + (number % THREADS) * REGISTERS + number // THREADS)
-    early = tl.minimum(tl.maximum(early, 0), M - 1).to(INDEX_DTYPE)
-    idx_early_m = early[:, None]
+    idx_early_m = tl.minimum(tl.maximum(early, 0), M - 1).to(INDEX_DTYPE)[:, None]
     idx_early_k = (tile_k * BLOCK_K + tl.arange(0, BLOCK_K))[None, :]
-"""
-EARLY_STATISTIC = """    early<step> = tl.load(STATISTICS + <place> * M + early, volatile=True)
 """
 READ = """    {{modification(subgraph_number=<number>, output_name="step<step>")
       | indent_except_first(1)}}
@@ -57,14 +54,13 @@ ELEMENT = """    {{modification(subgraph_number=<number>, output_name="element"<
       | indent_except_first(1)}}"""
 WHEN_THERE = """
 @triton.jit
-def ixt_when_there(pointers, bits):
-    # All of a tile's rows are waited for.  Triton may have loaded a row in several threads: each
-    # then loads what it had not seen, past L1, which may hold a line from before.
-    missing = tl.max((bits == -1).to(tl.int32), 0)
+def ixt_when_there(pointers):
+    # All rows are waited for before one is taken: Triton may take a row in several threads.  Past
+    # L1, which may hold a line from before.
+    missing = 1
     while missing > 0:
         missing = tl.max((tl.load(pointers, volatile=True) == -1).to(tl.int32), 0)
-    bits = tl.load(pointers, bits == -1, bits, cache_modifier=".cg")
-    return bits.to(tl.float32, bitcast=True)
+    return tl.load(pointers, cache_modifier=".cg").to(tl.float32, bitcast=True)
 """
 
 
@@ -94,8 +90,6 @@ class Ahead(NamedTuple):
         """Return the text that says which tile a program does, and does the statistics."""
         count = len(self.kinds)
         text = ORDER
-        for place, step in enumerate(self.needed):
-            text += _fill(EARLY_STATISTIC, step=step, place=place)
         for read in range(self.reads):
             text += _fill(READ, number=count + read, step=count + read)
         inside = steps_text(self.rows) + kept_text(self.rows)
@@ -114,7 +108,7 @@ class Ahead(NamedTuple):
         known = {f"step{count + read}": f"step{count + read}" for read in range(self.reads)}
         for place, step in enumerate(self.needed):
             known[f"step{step}"] = (
-                f"ixt_when_there(STATISTICS + {place} * M + early, early{step})[:, None]"
+                f"ixt_when_there(STATISTICS + {place} * M + tl.minimum(m, M - 1))[:, None]"
             )
         text, number = LEAVE, count + self.reads
         for step, kind in enumerate(self.kinds):
