@@ -31,7 +31,7 @@ def own_kernel(x: Tensor, *args: Any, **kwargs: Any) -> bool:
 def kernel_unless_small(x: Tensor, *args: Any, **kwargs: Any) -> bool:
     """Return :func:`own_kernel`, on a GPU for more than :data:`SMALL` elements alone.
 
-    For what takes one pass.  On a CPU the kernel takes 0.4 to 1.0 of the generated loops' time.
+    For what takes one pass.  On a CPU the kernel takes 0.05 to 0.8 of the generated loops' time.
     """
     return own_kernel(x) and (x.device.type == "cpu" or _elements(x) > SMALL)
 
