@@ -390,7 +390,7 @@ def test_a_matrix_that_is_read_transposed_is_no_step() -> None:
 
 
 def test_halves_that_are_put_together_are_no_step() -> None:
-    """Which half an element is of depends on its place: the loops fuse that, a template does not."""
+    """Which half an element is of depends on its place: loops fuse that, a template does not."""
 
     def chain(a: Tensor, b: Tensor) -> list[Tensor]:
         h = torch.cat([a * b, a - b], -1)
