@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import test_templates as cpu
+import test_templates_ahead as ahead
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -94,7 +95,7 @@ def test_norm_in_both_orientations(norm: str, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("shape", [(128, 512), (2, 128, 2560), (1024, 14336)], ids=str)
 @pytest.mark.parametrize("way", ["row", "both"])
-@pytest.mark.parametrize("fmt", [cpu.SQUARE, cpu.SQUARE_GEMM], ids=["plain", "gemm"])
+@pytest.mark.parametrize("fmt", [ahead.SQUARE, ahead.SQUARE_GEMM], ids=["plain", "gemm"])
 def test_norm_to_squares(fmt: ixt.Format, way: str, shape: tuple[int, ...]) -> None:
     """The gemm layout has padding here and there: then the plain lowering, with the same bits."""
 
