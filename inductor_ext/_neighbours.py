@@ -29,13 +29,14 @@ def stands_alone(node: torch.fx.Node, args: Any) -> bool:
     return comes_from_memory(args[0]) and not _has_fusible_user(node)
 
 
+def uses_of(node: torch.fx.Node, result: int) -> list[torch.fx.Node]:
+    """Return where an op's result of this number is taken, nothing if nobody does."""
+    return [u for u in node.users if u.target is operator.getitem and u.args[1] == result]
+
+
 def codes_are_fusible(node: torch.fx.Node) -> bool:
     """Return whether Inductor may fuse a user of a quantization's first result, its codes."""
-    return any(
-        _has_fusible_user(user)
-        for user in node.users
-        if user.target is operator.getitem and user.args[1] == 0
-    )
+    return any(_has_fusible_user(user) for user in uses_of(node, 0))
 
 
 def _has_fusible_user(node: torch.fx.Node) -> bool:

@@ -1,6 +1,6 @@
 """Activations, gated ones and their backwards: schemas, fakes, gradients and contracts.
 
-Arithmetic, and the compiled form, since PyTorch's own templates fuse it: ``decompositions/
+Arithmetic, and the compiled form, since Inductor and our templates fuse it: ``decompositions/
 activations.py``; kernels: ``kernels/cuda/activations.cu``.  On the CPU the ops run as PyTorch.
 """
 

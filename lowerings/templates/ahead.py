@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from .inside import KEEP
 from .row import Variant as RowVariant
-from .row import kept_text, steps_text
+from .row import fill, kept_text, steps_text
 
 ORDER = """
     tiles_k = tl.cdiv(K, BLOCK_K)
@@ -91,10 +91,10 @@ class Ahead(NamedTuple):
         count = len(self.kinds)
         text = ORDER
         for read in range(self.reads):
-            text += _fill(READ, number=count + read, step=count + read)
+            text += fill(READ, number=count + read, step=count + read)
         inside = steps_text(self.rows) + kept_text(self.rows)
         for place, step in enumerate(self.needed):
-            inside += _fill(STORE, step=step, place=place)
+            inside += fill(STORE, step=step, place=place)
         inside = "".join(f"    {line}" for line in inside.splitlines(keepends=True))
         return text + ROWS + inside.replace("indent_except_first(1)", "indent_except_first(2)")
 
@@ -113,17 +113,11 @@ class Ahead(NamedTuple):
         text, number = LEAVE, count + self.reads
         for step, kind in enumerate(self.kinds):
             if kind == KEEP:
-                text += _fill(STEP, number=number, step=step, known=_arguments(known))
+                text += fill(STEP, number=number, step=step, known=_arguments(known))
                 known[f"step{step}"] = f"step{step}"
                 number += 1
-        return text + _fill(ELEMENT, number=number, known=_arguments(known))
+        return text + fill(ELEMENT, number=number, known=_arguments(known))
 
 
 def _arguments(known: dict[str, str]) -> str:
     return "".join(f', {name}="{value}"' for name, value in known.items())
-
-
-def _fill(text: str, **words: object) -> str:
-    for word, value in words.items():
-        text = text.replace(f"<{word}>", str(value))
-    return text

@@ -9,7 +9,7 @@ import torch
 
 from inductor_ext import config
 from inductor_ext._compat import V, lowerings, ops
-from inductor_ext._neighbours import codes_are_fusible, comes_from_memory
+from inductor_ext._neighbours import codes_are_fusible, comes_from_memory, uses_of
 
 from ..blocks import reshaped, round_up, swapped
 from .fit_ahead import elements_of, statistics_of
@@ -145,8 +145,8 @@ def static_both(x: Any, scale: Any, dtype: torch.dtype) -> tuple[Any, Any] | Non
     It takes no amax: where that is asked for, the plain lowering has it from the same pass.  And
     only behind a norm, the only place where it was measured.
     """
-    asked = {user.args[1] for user in V.graph.current_node.users}
-    if 3 in asked or not may_use_template(x) or codes_have_neighbours() or len(x.get_size()) < 2:
+    amax = uses_of(V.graph.current_node, 3)
+    if amax or not may_use_template(x) or codes_have_neighbours() or len(x.get_size()) < 2:
         return None
     producer = Producer(x)
     if not statistics_of(producer):

@@ -165,7 +165,7 @@ def template(variant: Variant) -> Any:
         source += _row_amax(variant) + AMAX
     elif variant.group:
         for p, piece in enumerate(variant.pieces):
-            source += _fill(GROUPED, element=_inside(variant, p), width=piece.width)
+            source += fill(GROUPED, element=_inside(variant, p), width=piece.width)
             source += f"    {scale_text(variant.rule)}\n"
             source += _codes(variant, p, "groups", "[:, :, None]")
             source += _scales(
@@ -189,14 +189,14 @@ def steps_text(variant: Variant) -> str:
     """Return the text that computes the steps of rows ``m``, from ``idx_m`` and ``m_inside``."""
     text = ""
     for p, piece in enumerate(variant.pieces):
-        text += _fill(RAGGED_PIECE if piece.ragged else PIECE, p=p, **piece._asdict())
+        text += fill(RAGGED_PIECE if piece.ragged else PIECE, p=p, **piece._asdict())
     return text + "".join(_step(variant, number) for number in range(len(variant.steps)))
 
 
 def kept_text(variant: Variant) -> str:
     """Return the text that stores what is kept of rows."""
     return "".join(
-        _fill(KEEP_ROW, n=number)
+        fill(KEEP_ROW, n=number)
         for number, (kind, stored) in enumerate(variant.steps)
         if stored and kind != KEEP
     )
@@ -207,10 +207,10 @@ def _step(variant: Variant, number: int) -> str:
     kind, _ = variant.steps[number]
     count = range(len(variant.pieces))
     if kind == ROW:
-        text = _fill(ROW_VALUE, n=number, known=_known(variant, number, 0))
+        text = fill(ROW_VALUE, n=number, known=_known(variant, number, 0))
     elif kind == KEEP:
         return "".join(
-            _element(variant, number, p) + _fill(KEEP_ELEMENT, n=number, p=p) for p in count
+            _element(variant, number, p) + fill(KEEP_ELEMENT, n=number, p=p) for p in count
         )
     else:
         text = "".join(_element(variant, number, p) for p in count)
@@ -255,13 +255,13 @@ def _folded(variant: Variant, parts: list[str], reduce: str) -> list[str]:
 def _codes(variant: Variant, p: int, values: str, each: str) -> str:
     assert variant.rule is not None
     codes, type_ = codes_text(variant.rule, values, each), variant.rule.code_type
-    return _fill(CODES, codes=codes, type=type_, p=p, width=variant.pieces[p].width)
+    return fill(CODES, codes=codes, type=type_, p=p, width=variant.pieces[p].width)
 
 
 def _scales(variant: Variant, p: int, first_group: int, groups: int) -> str:
     assert variant.rule is not None
     first, second = PLACES[variant.place]
-    return _fill(
+    return fill(
         SCALES,
         columns="tl.cdiv(K, GROUP)" if variant.group else "1",
         first_group=first_group,
@@ -276,7 +276,7 @@ def _scales(variant: Variant, p: int, first_group: int, groups: int) -> str:
 
 def _element(variant: Variant, number: int, p: int) -> str:
     known, width = _known(variant, number, p), variant.pieces[p].width
-    return _fill(ELEMENT, n=number, p=p, known=known, width=width)
+    return fill(ELEMENT, n=number, p=p, known=known, width=width)
 
 
 def _inside(variant: Variant, p: int) -> str:
@@ -291,7 +291,8 @@ def _known(variant: Variant, number: int, p: int) -> str:
     return "".join(f', step{n}="{value}"' for n, value in enumerate(values))
 
 
-def _fill(text: str, **words: Any) -> str:
+def fill(text: str, **words: Any) -> str:
+    """Return a template's text with each ``<word>`` replaced."""
     for word, value in words.items():
         text = text.replace(f"<{word}>", str(value))
     return text
