@@ -12,6 +12,8 @@ flag               environment variable       meaning
                                               and its own kernel is known to be faster (off)
 ``templates``      INDUCTOR_EXT_TEMPLATES     fuse producers into Triton templates of our own where
                                               a plain lowering takes more kernels (on)
+``gemm``           INDUCTOR_EXT_GEMM          "auto", or the route of every scaled GEMM: "library",
+                                              "dequantize", "reference" (docs/gemm.md)
 =================  =========================  ================================================
 
 Assign to a flag, or use :func:`patch` for a while.  Inductor's tables are shared by all threads,
@@ -43,6 +45,14 @@ def _numerics(name: str, value: Any) -> str:
     return str(value)
 
 
+def _gemm(name: str, value: Any) -> str:
+    routes = ("auto", "library", "dequantize", "reference")
+    if value not in routes:
+        said = ", ".join(f'"{route}"' for route in routes)
+        raise ValueError(f"config.{name} must be one of {said}, got {value!r}")
+    return str(value)
+
+
 def _op_names(name: str, value: Any) -> frozenset[str]:
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise TypeError(f"config.{name} must be a collection of op names, got {value!r}")
@@ -60,6 +70,7 @@ _CHECKS = {
     "disabled_ops": _op_names,
     "always_lower": _bool,
     "templates": _bool,
+    "gemm": _gemm,
 }
 
 
@@ -74,7 +85,7 @@ def _from_env(name: str, default: Any) -> Any:
         return text.lower() in _TRUE
     if isinstance(default, frozenset):
         return _op_names(name, [op for op in text.replace(",", " ").split() if op])
-    return _numerics(name, text)
+    return str(_CHECKS[name](name, text))
 
 
 enabled: bool = _from_env("enabled", False)
@@ -83,6 +94,7 @@ numerics: str = _from_env("numerics", "exact")
 disabled_ops: frozenset[str] = _from_env("disabled_ops", frozenset())
 always_lower: bool = _from_env("always_lower", False)
 templates: bool = _from_env("templates", True)
+gemm: str = _from_env("gemm", "auto")
 
 _lock = threading.RLock()
 

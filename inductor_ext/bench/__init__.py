@@ -13,7 +13,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m inductor_ext bench", description=__doc__)
     parser.add_argument(
         "suite",
-        choices=["chains", "shapes", "layer", "kernels", "cpu"],
+        choices=["chains", "shapes", "layer", "llama", "kernels", "cpu"],
         help="what to measure: producers and quantize ops as one graph; 60 of those at other"
         " shapes; a Llama layer, compile time included; every eager kernel against a copy; or the"
         " CPU kernels against their formula",
