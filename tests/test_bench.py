@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
+import inductor_ext as ixt
 from inductor_ext import bench, support
-from inductor_ext.bench import kernels, layer, shapes
+from inductor_ext.bench import kernels, layer, llama, llama_block, shapes
 from inductor_ext.bench.chain_cases import Chain, chains
 from inductor_ext.bench.chains import tensors
 from inductor_ext.bench.chart import chart
@@ -202,3 +203,43 @@ def test_unknown_suite_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         bench.main(["nothing"])
     assert "chains" in capsys.readouterr().err
+
+
+def test_a_llama_block_is_measured_and_kept(tmp_path: Path) -> None:
+    kept = tmp_path / "numbers.json"
+    arguments = ["llama", "--device", "cpu", "--rows", "16", "--only", "static kept plugin"]
+    assert bench.main([*arguments, "--json", str(kept)]) == 0
+    (row,) = json.loads(kept.read_text())["rows"]
+    assert row["name"] == "16 static kept plugin"
+    assert row["counts"]["graphs"] == 1
+    assert row["counts"]["breaks"] == 0
+    assert row["floor_ms"] > 0
+    assert row["ms"] > 0
+
+
+def test_the_rows_of_the_llama_table() -> None:
+    """Everything twice (8192 tokens and 8): bf16, and four recipes with weights kept or not."""
+    every = list(llama.cases(llama.TOKENS))
+    assert len(every) == len({case.name for case in every}) == 2 * (3 + 8 * 9 - 2 * 2)
+    assert {case.recipe for case in every} == {"bf16", *llama_block.RECIPES}
+
+
+@pytest.mark.parametrize("recipe", llama_block.RECIPES)
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_linear_layer_of_a_recipe(recipe: str, kept: bool) -> None:
+    """The product of the dequantized operands in float64, rounded once to bf16 (2^-8)."""
+    device, sizes = torch.device("cpu"), llama_block.SMALL
+    x = torch.randn(1, 24, sizes.inner, generator=torch.Generator().manual_seed(1)).bfloat16()
+    made = llama_block.RECIPES[recipe]
+    (p,) = llama_block.parameters(sizes, 1, device, made, kept)
+    (unquantized,) = llama_block.parameters(sizes, 1, device, made, False)
+    scale = p["down_x_scale"] if made.given else None
+    a = ixt.dequantize(ixt.quantize(x[0], made.activations, scale), made.activations, torch.float32)
+    weight = made.quantize_weight(unquantized, "down")
+    b = ixt.dequantize(weight, made.weights, torch.float32)
+    want = a.double() @ b.double().t()
+    got = llama_block.our_linear(made, kept)(x, p, "down")
+    assert got.shape == (1, 24, sizes.width)
+    # of a dequantized operand's rounding to fp32, and fp32 sums of blocks, next to nothing is left
+    slack = 2**-20 * (a.double().abs() @ b.double().abs().t())
+    assert ((got[0].double() - want).abs() <= 2**-8 * want.abs() + slack).all()

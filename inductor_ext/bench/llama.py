@@ -102,7 +102,7 @@ def _linear(case: Case) -> Linear:
 
 def _sizes(device: torch.device) -> tuple[Sizes, int]:
     on_gpu = device.type == "cuda"
-    return (llama_block.SIZES, llama_block.LAYERS) if on_gpu else (llama_block.SMALL, 2)
+    return (llama_block.SIZES, llama_block.LAYERS) if on_gpu else (llama_block.SMALL, 1)
 
 
 def _built(case: Case, device: torch.device) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -126,9 +126,7 @@ def _ready(case: Case, device: torch.device) -> Callable[[], Any]:
     if case.how != "eager":
         torch.compiler.reset()
         mode = "reduce-overhead" if case.overhead else None
-        function = torch.compile(
-            function, fullgraph=case.how != "break", dynamic=False, mode=mode
-        )
+        function = torch.compile(function, fullgraph=case.how != "break", dynamic=False, mode=mode)
     call = partial(function, *arguments)
     for _ in range(3):  # compile; warm up; record the CUDA graph
         call()
@@ -140,11 +138,12 @@ def _plugin(case: Case) -> Any:
 
 
 def prepare(work: tuple[Case, str]) -> Counts:
-    """Compile a case into the cache, and say what became of it."""
+    """Compile a case for a GPU into the cache, and say what became of it."""
     case, device_name = work
     device = torch.device(device_name)
     with torch.no_grad(), _plugin(case):
-        _ready(case, device)
+        if device.type == "cuda":
+            _ready(case, device)
         function, arguments = _built(case, device)
         found = ixt.explain(function, *arguments, print=False, dynamic=False)
     kernels = sum(kernel.launches for graph in found.graphs for kernel in graph.kernels)

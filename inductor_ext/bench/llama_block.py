@@ -1,8 +1,8 @@
-"""Four Llama-like layers of plain bf16 weights: what ``bench llama`` runs, and the recipes it knows.
+"""Four Llama-like layers of plain bf16 weights, as ``bench llama`` runs them, and its recipes.
 
-Width 4096, 32 heads (of queries as of keys), 14336 inside, no rotary embedding, batch 1: the block of
-which other libraries' times are known.  A recipe says how activations and weights are quantized; the
-weights in every step, or once.
+Width 4096, 32 heads (of queries as of keys), 14336 inside, no rotary embedding, batch 1: the block
+whose times in other libraries are known.  A recipe says how activations and weights are quantized;
+the weights in every step, or once.
 """
 
 from __future__ import annotations
