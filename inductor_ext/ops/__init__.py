@@ -15,11 +15,12 @@ from . import (
     norms,
     nvfp4,
     rounding,
+    scaled_grouped_mm,
     scaled_mm,
     scaling,
 )
 
 __all__ = [
     "activations", "amax", "fp8", "fp8_block", "fp8_both", "int4", "int8", "modes", "mxfp8",
-    "norms", "nvfp4", "rounding", "scaled_mm", "scaling",
+    "norms", "nvfp4", "rounding", "scaled_grouped_mm", "scaled_mm", "scaling",
 ]  # fmt: skip
