@@ -49,6 +49,7 @@ from .functional import (
     silu,
     swiglu,
 )
+from .grouped import scaled_grouped_mm
 from .registry import Autograd, OpContract, Record, clear_records, contracts, records, register
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ __all__ = [
     "OpContract", "Quantized", "Record", "RegistrationError", "__version__", "add_rms_norm",
     "clear_records", "config", "contracts", "dequantize", "disable", "enable", "explain",
     "format_from_json", "geglu", "gelu", "layer_norm", "ops", "quantize", "records", "register",
-    "relu2", "rms_norm", "scaled_mm", "silu", "swiglu",
+    "relu2", "rms_norm", "scaled_grouped_mm", "scaled_mm", "silu", "swiglu",
 ]  # fmt: skip
 
 

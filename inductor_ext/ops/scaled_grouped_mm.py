@@ -213,7 +213,7 @@ def _library(
 
 def _aligned(codes: Tensor) -> Tensor:
     codes = codes.contiguous()
-    return codes.clone() if codes.data_ptr() % 16 else codes
+    return codes.clone() if codes.storage_offset() % 16 else codes
 
 
 def _triton(
