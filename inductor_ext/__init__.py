@@ -18,7 +18,7 @@ if not (Path(__file__).parent / "lowerings").exists():
 
 from . import config, ops
 from ._version import __version__
-from .api import dequantize, quantize, scaled_mm
+from .api import dequantize, quantize
 from .errors import (
     CompatError,
     Decline,
@@ -49,6 +49,7 @@ from .functional import (
     silu,
     swiglu,
 )
+from .gemm import scaled_mm, scaled_mm_accumulate_
 from .grouped import scaled_grouped_mm
 from .registry import Autograd, OpContract, Record, clear_records, contracts, records, register
 
@@ -61,7 +62,8 @@ __all__ = [
     "OpContract", "Quantized", "Record", "RegistrationError", "__version__", "add_rms_norm",
     "clear_records", "config", "contracts", "dequantize", "disable", "enable", "explain",
     "format_from_json", "geglu", "gelu", "layer_norm", "ops", "quantize", "records", "register",
-    "relu2", "rms_norm", "scaled_grouped_mm", "scaled_mm", "silu", "swiglu",
+    "relu2", "rms_norm", "scaled_grouped_mm", "scaled_mm", "scaled_mm_accumulate_", "silu",
+    "swiglu",
 ]  # fmt: skip
 
 

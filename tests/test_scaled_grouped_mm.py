@@ -364,7 +364,11 @@ def test_routes() -> None:
         name, reason = choose_grouped_mm(**(fits | change))
         assert name == "triton"
         assert words in reason
-    assert choose_grouped_mm(**(fits | {"capability": (8, 0), "pin": "triton"}))[0] == "definition"
+    for capability in ((8, 0), None):
+        assert choose_grouped_mm(**(fits | {"capability": capability}))[0] == "reference"
+    for change, pin in (({"blocks": True}, "library"), ({"capability": None}, "triton")):
+        with pytest.raises(ValueError, match=f'config.grouped_gemm must not be "{pin}"'):
+            choose_grouped_mm(**(fits | change | {"pin": pin}))
 
 
 def test_torch_takes_what_the_library_route_gives(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,12 +71,8 @@ Linear = Callable[[Tensor, dict[str, Tensor], str], Tensor]
 
 def fp8_linear(x: Tensor, p: dict[str, Tensor], name: str) -> Tensor:
     """Return ``x`` times the named weight: rows quantized by our ops, our matrix product."""
-    codes, scale = ixt.quantize(x.flatten(0, -2), ROW)[:2]
-    weight, weight_scale = p[name], p[f"{name}_scale"]
-    product = torch.ops.inductor_ext.scaled_mm(
-        codes, weight.t(), scale, weight_scale.t(), None, x.dtype, True
-    )
-    return product.view(*x.shape[:-1], -1)
+    weight = ixt.Quantized(p[name], p[f"{name}_scale"])
+    return ixt.scaled_mm(ixt.quantize(x, ROW), weight, ROW, dtype=x.dtype, fast_accum=True)
 
 
 def plain_linear(x: Tensor, p: dict[str, Tensor], name: str) -> Tensor:

@@ -23,13 +23,18 @@ def define(
     """Define an op without a gradient, its fake, and the kernel that runs without a compiled one.
 
     Args:
-        schema: "name(arguments) -> results".
+        schema: "name(arguments) -> results", or "name.out(..., *, Tensor(a!) out) -> ()", which
+            Inductor calls with a buffer that it planned (of itself since torch 2.13).
         fake: shapes, strides and dtypes of the results; also checks the arguments.
         reference: plain PyTorch, run in eager mode on devices without a compiled kernel.
         compiled: whether a compiled kernel exists, so that running the reference is worth a word.
     """
     name = schema.partition("(")[0]
-    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    packet, _, overload_name = name.partition(".")
+    tags = [torch.Tag.pt2_compliant_tag]
+    if overload_name == "out" and hasattr(torch.Tag, "out"):
+        tags.append(torch.Tag.out)
+    LIBRARY.define(schema, tags=tuple(tags))
     names = [argument.split("=")[0].split()[-1] for argument in _arguments(schema)]
 
     @functools.wraps(fake)
@@ -49,7 +54,7 @@ def define(
             return reference(*args, **kwargs)
 
     LIBRARY.impl(name, fallback, "CompositeExplicitAutograd")
-    overload = getattr(torch.ops.inductor_ext, name).default
+    overload = getattr(getattr(torch.ops.inductor_ext, packet), overload_name or "default")
     assert isinstance(overload, OpOverload)
     return overload
 

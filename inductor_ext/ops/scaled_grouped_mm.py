@@ -14,6 +14,7 @@ from torch import Tensor
 
 from inductor_ext.decompositions import scaled_grouped_mm as reference
 
+from .. import config
 from ..registry import register
 from ..validation import (
     FP8_DTYPES,
@@ -23,7 +24,10 @@ from ..validation import (
     check_tensor,
 )
 from ._blocks import ceil_div
+from ._gemm import check_not_both_e5m2
+from ._gemm_calls import aligned
 from ._library import LIBRARY, define
+from ._routes_gemm import capability_of
 from ._routes_grouped import choose_grouped_mm
 
 WIDTH = reference.WIDTH
@@ -43,8 +47,7 @@ def check_operands(
     check_dtype("scale_b", scale_b.dtype, (torch.float32,))
     check_dtype("offsets", offsets.dtype, (torch.int32,))
     check_dtype("dtype", dtype, INPUT_DTYPES)
-    if a.dtype == b.dtype == torch.float8_e5m2:
-        raise TypeError("`a` and `b` must not both be float8_e5m2: no GPU multiplies them")
+    check_not_both_e5m2(a, b)
     if a.dim() != 2:
         raise ValueError(f"`a` must have 2 dimensions, got {a.dim()}")
     if b.dim() not in (2, 3):
@@ -146,15 +149,36 @@ scaled_grouped_mm_fp8_block = define(
 )
 
 
-def _route(a: Tensor, b: Tensor, offsets: Tensor, dtype: torch.dtype, blocks: bool) -> str:
+def _choose(
+    a: Tensor, b: Tensor, offsets: Tensor, dtype: torch.dtype, blocks: bool
+) -> tuple[str, str]:
     return choose_grouped_mm(
-        torch.cuda.get_device_capability(a.device),
+        capability_of(a.device),
         (a.dtype, b.dtype),
         dtype,
         (offsets.shape[0], b.shape[-2], a.shape[1]),
         blocks=blocks,
         split_k=b.dim() == 2,
-    )[0]
+        pin=config.grouped_gemm,
+    )
+
+
+def _why(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    offsets: Tensor,
+    dtype: torch.dtype,
+    fast_accum: bool = False,
+) -> str:
+    return ": ".join(_choose(a, b, offsets, dtype, blocks=False))
+
+
+def _why_block(
+    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, offsets: Tensor, dtype: torch.dtype
+) -> str:
+    return ": ".join(_choose(a, b, offsets, dtype, blocks=True))
 
 
 @torch.no_grad()  # as a compiled kernel: the op has no gradient rule
@@ -168,8 +192,8 @@ def _cuda(
     fast_accum: bool = False,
 ) -> Tensor:
     check_rows(a, b, scale_a, scale_b, offsets, dtype)
-    route = _route(a, b, offsets, dtype, blocks=False)
-    if route == "definition":
+    route, _ = _choose(a, b, offsets, dtype, blocks=False)
+    if route == "reference":
         return reference.scaled_grouped_mm(a, b, scale_a, scale_b, offsets, dtype)
     experts = offsets.shape[0]
     whole = (a.shape[0], 1) if b.dim() == 3 else (experts, a.shape[0], 1)
@@ -184,7 +208,7 @@ def _cuda_block(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, offsets: Tensor, dtype: torch.dtype
 ) -> Tensor:
     check_blocks(a, b, scale_a, scale_b, offsets, dtype)
-    if _route(a, b, offsets, dtype, blocks=True) == "definition":
+    if _choose(a, b, offsets, dtype, blocks=True)[0] == "reference":
         return reference.scaled_grouped_mm_fp8_block(a, b, scale_a, scale_b, offsets, dtype)
     height = 1 if scale_b.shape[-2] == b.shape[-2] else WIDTH
     if b.dim() == 2:
@@ -205,15 +229,10 @@ def _library(
     from inductor_ext.kernels.triton import scaled_grouped_mm as kernel
 
     ends = kernel.rising(offsets, a.shape[0])
-    flat = scale_a.reshape(-1).contiguous(), scale_b.squeeze(2).contiguous()
-    b_t = _aligned(b).transpose(1, 2)
-    result = torch._scaled_grouped_mm(_aligned(a), b_t, *flat, ends, None, None, dtype, fast_accum)
+    flat = aligned(scale_a.reshape(-1)), aligned(scale_b.squeeze(2))
+    b_t = aligned(b).transpose(1, 2)
+    result = torch._scaled_grouped_mm(aligned(a), b_t, *flat, ends, None, None, dtype, fast_accum)
     return kernel.zero_tail(result, ends)
-
-
-def _aligned(codes: Tensor) -> Tensor:
-    codes = codes.contiguous()
-    return codes.clone() if codes.storage_offset() % 16 else codes
 
 
 def _triton(
@@ -276,6 +295,7 @@ register(
     reference=reference.scaled_grouped_mm,
     opaque=True,
     autograd=None,
+    why=_why,
     inputs=_inputs,
 )
 register(
@@ -283,5 +303,6 @@ register(
     reference=reference.scaled_grouped_mm_fp8_block,
     opaque=True,
     autograd=None,
+    why=_why_block,
     inputs=_inputs_block,
 )
