@@ -13,10 +13,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m inductor_ext bench", description=__doc__)
     parser.add_argument(
         "suite",
-        choices=["chains", "shapes", "layer", "kernels", "cpu"],
+        choices=["chains", "shapes", "layer", "kernels", "cpu", "gemm"],
         help="what to measure: producers and quantize ops as one graph; 60 of those at other"
-        " shapes; a Llama layer, compile time included; every eager kernel against a copy; or the"
-        " CPU kernels against their formula",
+        " shapes; a Llama layer, compile time included; every eager kernel against a copy; the CPU"
+        " kernels against their formula; or matrix products against the library's and a loop",
     )
     parser.add_argument("--rows", type=int, help="rows (chains: 16384, on a CPU 2048; cpu: 4096)")
     parser.add_argument(
@@ -35,6 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--json", metavar="FILE", help="where to keep the numbers (default: bench-SUITE.json)"
     )
+    parser.add_argument("--samples", type=int, default=200, help="random sizes (gemm)")
     parser.add_argument("--svg", metavar="FILE", help="draw the bandwidth chart (chains)")
     parser.add_argument("--jobs", type=int, default=8, help="processes that compile (shapes)")
     parser.add_argument("--threads", type=int, help="threads of PyTorch (cpu; default: its own)")
