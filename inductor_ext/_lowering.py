@@ -132,8 +132,13 @@ def _fall_back(contract: OpContract, args: Any, kwargs: Any) -> Any:
     """Call the op's own kernel, with inputs in the strides that eager would have given it.
 
     An explicit fallback gets no layout constraint from Inductor; this applies the default of
-    untagged custom ops, or nothing where the op's tag says that any layout will do.
+    untagged custom ops, or nothing where the op's tag says that any layout will do.  Inputs are
+    realized first: a constraint on what is still a formula would compute it for this call alone,
+    and codes that two GEMMs read would be written twice.
     """
+    for value in pytree.tree_leaves((args, kwargs)):
+        if isinstance(value, _compat.ir.TensorBox):
+            value.realize()
     node = _compat.V.graph.current_node
     flexible = torch.Tag.flexible_layout in contract.op.tags
     if not flexible and "eager_input_vals" in node.meta:

@@ -7,7 +7,8 @@ Each family gives ``name(operands, bias, dtype, options) -> Tensor``, the same a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,122 +23,122 @@ Route = Callable[..., None]
 """Writes the product to its first argument, which is contiguous and not empty."""
 
 
-class Gemm(NamedTuple):
-    """The ops of a family."""
-
-    op: OpOverload
-    out: OpOverload
-    accumulate_: OpOverload
-
-
-def define_gemm(
-    name: str,
-    operands: str,
-    options: str,
-    *,
-    check: Callable[..., tuple[int, int]],
-    reference: Callable[..., Tensor],
-    choose: Callable[..., tuple[str, str]],
-    routes: Mapping[str, Route],
-    inputs: Callable[[torch.device], Iterator[tuple[Any, ...]]],
-) -> Gemm:
-    """Define and register the ops of a family.
+@dataclass(frozen=True)
+class Gemm:
+    """A family: making one defines and registers its ops.
 
     Args:
+        name: of the op.
         operands: names of the tensors, the codes of A (M, K) first.
         options: the rest of the schema after ``bias`` and ``dtype``, or "".
         check: ``check(*operands, bias, dtype, *options)`` raises, or returns (M, N).
-        reference: the exact definition.
-        choose: with the same arguments, the name of the route and why (``_routes_gemm``).
-        routes: ``route(out, *operands, bias, dtype, *options)`` by name, for CUDA; the reference
-            is one of them.
+        reference: the exact definition, of the same arguments.
+        choose: of the same arguments, the name of the route and why (``_routes_gemm``).
+        routes: ``route(out, *operands, bias, dtype, *options)`` by name; the route "reference" is
+            the exact definition.
         inputs: sample arguments for the harness.
     """
-    names = operands.split()
-    count, tail = len(names), f", {options}" if options else ""
-    tensors = ", ".join(f"Tensor {each}" for each in names)
-    arguments = f"{tensors}, Tensor? bias, ScalarType dtype{tail}"
 
-    def fake(*args: Any) -> Tensor:
-        return args[0].new_empty(check(*args), dtype=args[count + 1])
+    name: str
+    operands: str
+    options: str
+    check: Callable[..., tuple[int, int]]
+    reference: Callable[..., Tensor]
+    choose: Callable[..., tuple[str, str]]
+    routes: Mapping[str, Route]
+    inputs: Callable[[torch.device], Iterator[tuple[Any, ...]]]
+    op: OpOverload = field(init=False)
 
-    def fake_out(*args: Any, out: Tensor) -> None:
-        _check_out("out", out, args[0], check(*args), args[count + 1])
+    def __post_init__(self) -> None:
+        tensors = ", ".join(f"Tensor {each}" for each in self.operands.split())
+        tail = f", {self.options}" if self.options else ""
+        arguments = f"{tensors}, Tensor? bias, ScalarType dtype{tail}"
+        op = self._define("", f"({arguments}) -> Tensor", self._fake, self.run)
+        out = f"({arguments}, *, Tensor(a!) out) -> ()"
+        self._define(".out", out, self._fake_out, self.run_out)
+        into = f"(Tensor(a!) out, {tensors}{tail}) -> ()"
+        into_op = self._define("_accumulate_", into, self._fake_accumulate_, self.run_accumulate_)
+        register(
+            op, reference=self.reference, opaque=True, autograd=None, inputs=self.inputs,
+            why=self._why,
+        )  # fmt: skip
+        register(
+            into_op, reference=self._reference_accumulate_, opaque=True, autograd=None,
+            inputs=self._inputs_accumulate_, why=lambda out, *args: self._why(*self._whole(args)),
+        )  # fmt: skip
+        object.__setattr__(self, "op", op)
 
-    def fake_accumulate_(out: Tensor, *args: Any) -> None:
-        _check_out("out", out, args[0], check(*whole(args)), torch.float32)
+    def _define(
+        self, form: str, signature: str, fake: Callable[..., Any], run: Callable[..., Any]
+    ) -> OpOverload:
+        name = self.name + form
+        op = define(name + signature, fake=fake, reference=run, compiled=False)
+        LIBRARY.impl(name, run, "CUDA")
+        return op
 
-    def whole(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    @property
+    def _count(self) -> int:
+        """How many tensors come before the bias; the dtype is after that."""
+        return len(self.operands.split())
+
+    def _whole(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Put the missing bias and dtype into the arguments of the accumulating form."""
-        return (*args[:count], None, torch.float32, *args[count:])
+        return (*args[: self._count], None, torch.float32, *args[self._count :])
 
-    def reference_out(*args: Any, out: Tensor) -> None:
-        out.copy_(reference(*args))
+    def _why(self, *args: Any) -> str:
+        return ": ".join(self.choose(*args))
 
-    def reference_accumulate_(out: Tensor, *args: Any) -> None:
-        out.add_(reference(*whole(args)))
+    def _fake(self, *args: Any) -> Tensor:
+        return args[0].new_empty(self.check(*args), dtype=args[self._count + 1])
 
-    ops = Gemm(
-        define(f"{name}({arguments}) -> Tensor", fake=fake, reference=reference, compiled=False),
-        define(
-            f"{name}.out({arguments}, *, Tensor(a!) out) -> ()",
-            fake=fake_out, reference=reference_out, compiled=False,
-        ),
-        define(
-            f"{name}_accumulate_(Tensor(a!) out, {tensors}{tail}) -> ()",
-            fake=fake_accumulate_, reference=reference_accumulate_, compiled=False,
-        ),
-    )  # fmt: skip
+    def _fake_out(self, *args: Any, out: Tensor) -> None:
+        _check_out("out", out, args[0], self.check(*args), args[self._count + 1])
 
-    def multiply_into(out: Tensor, args: tuple[Any, ...]) -> None:
-        if out.numel() == 0:
-            return
-        if args[0].numel() == 0:  # K = 0
-            out.zero_() if args[count] is None else out.copy_(args[count])
-            return
-        route, _ = choose(*args)
-        if route == "reference":
-            out.copy_(reference(*args))
-        else:
-            routes[route](out, *args)
+    def _fake_accumulate_(self, out: Tensor, *args: Any) -> None:
+        _check_out("out", out, args[0], self.check(*self._whole(args)), torch.float32)
 
     @torch.no_grad()  # as a compiled kernel: the op has no gradient rule
-    def cuda(*args: Any) -> Tensor:
-        result = args[0].new_empty(check(*args), dtype=args[count + 1])
-        multiply_into(result, args)
+    def run(self, *args: Any) -> Tensor:
+        """Check, and multiply by the route that is chosen: the op, on every device."""
+        result = self._fake(*args)
+        self._multiply_into(result, args)
         return result
 
     @torch.no_grad()
-    def cuda_out(*args: Any, out: Tensor) -> None:
-        fake_out(*args, out=out)
+    def run_out(self, *args: Any, out: Tensor) -> None:
+        """Do the same into a tensor of any strides."""
+        self._fake_out(*args, out=out)
         if out.is_contiguous():
-            multiply_into(out, args)
+            self._multiply_into(out, args)
         else:
-            out.copy_(cuda(*args))
+            out.copy_(self.run(*args))
 
     @torch.no_grad()
-    def cuda_accumulate_(out: Tensor, *args: Any) -> None:
-        fake_accumulate_(out, *args)
-        out.add_(cuda(*whole(args)))
+    def run_accumulate_(self, out: Tensor, *args: Any) -> None:
+        """Add the fp32 product to ``out``."""
+        self._fake_accumulate_(out, *args)
+        out.add_(self.run(*self._whole(args)))
 
-    LIBRARY.impl(name, cuda, "CUDA")
-    LIBRARY.impl(f"{name}.out", cuda_out, "CUDA")
-    LIBRARY.impl(f"{name}_accumulate_", cuda_accumulate_, "CUDA")
+    def _multiply_into(self, out: Tensor, args: tuple[Any, ...]) -> None:
+        if out.numel() == 0:
+            return
+        if args[0].numel() == 0:  # K = 0
+            bias = args[self._count]
+            out.zero_() if bias is None else out.copy_(bias)
+            return
+        route, _ = self.choose(*args)
+        if route == "reference":
+            out.copy_(self.reference(*args))
+        else:
+            self.routes[route](out, *args)
 
-    def inputs_accumulate_(device: torch.device) -> Iterator[tuple[Any, ...]]:
-        for args in inputs(device):
-            out = torch.ones(check(*args), device=device)
-            yield (out, *args[:count], *args[count + 2 :])
+    def _reference_accumulate_(self, out: Tensor, *args: Any) -> None:
+        out.add_(self.reference(*self._whole(args)))
 
-    register(
-        ops.op, reference=reference, opaque=True, autograd=None, inputs=inputs,
-        why=lambda *args: ": ".join(choose(*args)),
-    )  # fmt: skip
-    register(
-        ops.accumulate_, reference=reference_accumulate_, opaque=True, autograd=None,
-        inputs=inputs_accumulate_, why=lambda out, *args: ": ".join(choose(*whole(args))),
-    )  # fmt: skip
-    return ops
+    def _inputs_accumulate_(self, device: torch.device) -> Iterator[tuple[Any, ...]]:
+        for args in self.inputs(device):
+            out = torch.ones(self.check(*args), device=device)
+            yield (out, *args[: self._count], *args[self._count + 2 :])
 
 
 def _check_out(

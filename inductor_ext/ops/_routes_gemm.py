@@ -99,6 +99,12 @@ def capability_of(device: torch.device) -> Capability | None:
     return _capability(torch.cuda.get_device_capability, device.index)
 
 
+def is_hopper(device: torch.device) -> bool:
+    """Return whether a device is of compute capability 9."""
+    capability = capability_of(device)
+    return capability is not None and capability[0] == 9
+
+
 @functools.cache
 def _capability(ask: Any, index: int | None) -> Capability:
     major, minor = ask(index)

@@ -14,7 +14,7 @@ from torch import Tensor
 from inductor_ext.decompositions import scaled_mm as reference
 
 from ..validation import FP8_DTYPES, check_dtype, check_same_device, check_tensor
-from ._gemm import check_not_both_e5m2, check_result, check_same_k, define_gemm
+from ._gemm import Gemm, check_not_both_e5m2, check_result, check_same_k
 from ._gemm_calls import (
     finish,
     for_each,
@@ -24,7 +24,7 @@ from ._gemm_calls import (
     scaled_mm_v1,
     unscaled_mm,
 )
-from ._routes_gemm import capability_of, route
+from ._routes_gemm import is_hopper, route
 
 MULTIPLES = (1, 16, 16)
 """Of (M, N, K), what ``torch._scaled_mm`` takes."""
@@ -73,14 +73,12 @@ def _choose(a: Tensor, *args: Any) -> tuple[str, str]:
     return route("fp8", a)
 
 
-def scales_after(rowwise: bool, dtype: torch.dtype, b_dtype: torch.dtype, hopper: bool) -> bool:
-    """Return whether the GEMM gives an unscaled fp32 product and the scales come after it.
+def scales_after(dtype: torch.dtype, b_dtype: torch.dtype, hopper: bool) -> bool:
+    """Return whether the scales of rows come after an unscaled fp32 product.
 
-    torch's row-wise GEMM writes bf16 only (all releases since 2.11), and outside sm_90 it is a
-    CUTLASS kernel whose second operand is e4m3.
+    torch 2.11's row-wise GEMM writes bf16 only, and outside sm_90 it is a CUTLASS kernel whose
+    second operand is e4m3.
     """
-    if not rowwise:
-        return False
     return dtype != torch.bfloat16 or (b_dtype == torch.float8_e5m2 and not hopper)
 
 
@@ -98,9 +96,7 @@ def _library(
     _, n16, k16 = round_sizes((m, n, a.shape[1]), MULTIPLES)
     a, bt = row_major(a, m, k16), row_major(b.t(), n16, k16)
     rowwise = scale_a.numel() != 1 or scale_b.numel() != 1
-    capability = capability_of(a.device)
-    hopper = capability is not None and capability[0] == 9
-    after = scales_after(rowwise, dtype, b.dtype, hopper)
+    after = rowwise and scales_after(dtype, b.dtype, is_hopper(a.device))
     if after or (bias is not None and dtype == torch.float32):  # cuBLASLt adds no fp32 bias
         product = out.new_empty((m, n16), dtype=torch.float32)
         one = torch.ones((), device=a.device)
@@ -146,7 +142,7 @@ def _inputs(device: torch.device) -> Iterator[tuple[Any, ...]]:
         yield a, b, rows, columns, bias, torch.bfloat16
 
 
-scaled_mm, scaled_mm_out, scaled_mm_accumulate_ = define_gemm(
+GEMM = Gemm(
     "scaled_mm",
     "a b scale_a scale_b",
     "bool fast_accum=False",
@@ -156,3 +152,4 @@ scaled_mm, scaled_mm_out, scaled_mm_accumulate_ = define_gemm(
     routes={"library": _library, "dequantize": _dequantize},
     inputs=_inputs,
 )
+scaled_mm = GEMM.op

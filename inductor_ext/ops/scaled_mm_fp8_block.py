@@ -16,7 +16,7 @@ from inductor_ext.decompositions import scaled_mm as reference
 
 from ..validation import FP8_DTYPES
 from ._blocks import ceil_div, round_up
-from ._gemm import check_block_scale, check_operands, check_result, define_gemm
+from ._gemm import Gemm, check_block_scale, check_operands, check_result
 from ._gemm_calls import (
     add_bias,
     aligned,
@@ -182,7 +182,7 @@ def _inputs(device: torch.device) -> Iterator[tuple[Any, ...]]:
         yield (a, b, scale_a, scale_b, None, torch.float32, size, False, False, "plain", "gemm")
 
 
-scaled_mm_fp8_block, scaled_mm_fp8_block_out, scaled_mm_fp8_block_accumulate_ = define_gemm(
+GEMM = Gemm(
     "scaled_mm_fp8_block",
     "a b scale_a scale_b",
     "int block, bool square_a=False, bool square_b=False, "

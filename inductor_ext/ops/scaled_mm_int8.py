@@ -16,7 +16,7 @@ from inductor_ext.decompositions import scaled_mm as reference
 
 from ..validation import check_dtype
 from ._blocks import ceil_div, round_up
-from ._gemm import check_operands, check_result, define_gemm
+from ._gemm import Gemm, check_operands, check_result
 from ._gemm_calls import finish, int_mm, row_major, unscaled_mm, wide_mm
 from ._routes_gemm import route
 
@@ -142,7 +142,7 @@ def _inputs(device: torch.device) -> Iterator[tuple[Any, ...]]:
         yield a, b, scale_a, scale_b, None, torch.float32, 0, 64
 
 
-scaled_mm_int8, scaled_mm_int8_out, scaled_mm_int8_accumulate_ = define_gemm(
+GEMM = Gemm(
     "scaled_mm_int8",
     "a b scale_a scale_b",
     "int group_a=0, int group_b=0",

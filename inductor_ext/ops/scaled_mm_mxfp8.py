@@ -16,7 +16,7 @@ from inductor_ext.decompositions import scaled_mm as reference
 from inductor_ext.decompositions.blocks import swizzle
 
 from ..validation import FP8_DTYPES
-from ._gemm import check_block_scale, check_operands, check_result, define_gemm
+from ._gemm import Gemm, check_block_scale, check_operands, check_result
 from ._gemm_calls import (
     add_bias,
     aligned,
@@ -136,7 +136,7 @@ def _inputs(device: torch.device) -> Iterator[tuple[Any, ...]]:
         yield a, b, scale_a, scale_b, None, torch.float32, False, False, "plain", "gemm"
 
 
-scaled_mm_mxfp8, scaled_mm_mxfp8_out, scaled_mm_mxfp8_accumulate_ = define_gemm(
+GEMM = Gemm(
     "scaled_mm_mxfp8",
     "a b scale_a scale_b",
     'bool square_a=False, bool square_b=False, str layout_a="plain", str layout_b="plain"',

@@ -15,7 +15,7 @@ from inductor_ext.decompositions import nvfp4
 from inductor_ext.decompositions import scaled_mm as reference
 
 from ..validation import check_dtype
-from ._gemm import check_block_scale, check_operands, check_result, define_gemm
+from ._gemm import Gemm, check_block_scale, check_operands, check_result
 from ._gemm_calls import (
     add_bias,
     finish,
@@ -179,7 +179,7 @@ def _inputs(device: torch.device) -> Iterator[tuple[Any, ...]]:
         yield a, b, scale_a, scale_b, amax_x, amax_w, None, torch.float32
 
 
-scaled_mm_nvfp4, scaled_mm_nvfp4_out, scaled_mm_nvfp4_accumulate_ = define_gemm(
+GEMM = Gemm(
     "scaled_mm_nvfp4",
     "a b scale_a scale_b amax_a amax_b",
     'bool square_a=False, bool square_b=False, str layout_a="plain", str layout_b="plain"',
