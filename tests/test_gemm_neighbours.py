@@ -148,3 +148,34 @@ def test_llama_layer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert copies(graph) == []
         found = len(graph.kernels), len(alone)
         assert found == KERNELS[name][graph.kind], [*graph.kernels, *alone]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", ["row", "block, plain"])
+def test_experts(name: str, dynamic: bool) -> None:
+    """A mixture's gate and up, SiLU * mul and down: two grouped products, no copy, codes between;
+    each says which kernel it calls."""
+    pair = PAIRS[name]
+    gate_up, down = (
+        ixt.quantize(torch.randn(4, *shape).bfloat16(), pair.b)
+        for shape in ((512, 256), (384, 256))
+    )
+
+    def mixture(x: Tensor, offsets: Tensor, gate_up: ixt.Quantized, down: ixt.Quantized) -> Tensor:
+        assert (x.shape[1], *gate_up.codes.shape[1:]) == (256, 512, 256)  # tokens alone are unknown
+        q = ixt.quantize(x, pair.a)
+        gate, up = ixt.scaled_grouped_mm(q, gate_up, offsets, pair.a, pair.b).chunk(2, -1)
+        q = ixt.quantize(F.silu(gate) * up, pair.a)
+        return ixt.scaled_grouped_mm(q, down, offsets, pair.a, pair.b)
+
+    x, offsets = torch.randn(600, 256).bfloat16(), torch.tensor([0, 5, 133, 600]).int()
+    torch.compiler.reset()
+    ixt.clear_records()
+    with torch.no_grad():
+        (graph,) = fake_gpu.capture(mixture, (x, offsets, gate_up, down), "sm_90", dynamic=dynamic)
+    op = "scaled_grouped_mm" if name == "row" else "scaled_grouped_mm_fp8_block"
+    assert called(graph) == [op, op]
+    assert len(graph.kernels) == 2, list(graph.kernels)
+    assert copies(graph) == []
+    reasons = {r.reason.partition(":")[0] for r in ixt.records() if r.op == f"inductor_ext::{op}"}
+    assert reasons == {"library" if name == "row" else "triton"}
