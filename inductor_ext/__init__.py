@@ -50,6 +50,7 @@ from .functional import (
     swiglu,
 )
 from .gemm import scaled_mm, scaled_mm_accumulate_
+from .grouped import scaled_grouped_mm
 from .registry import Autograd, OpContract, Record, clear_records, contracts, records, register
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ __all__ = [
     "OpContract", "Quantized", "Record", "RegistrationError", "__version__", "add_rms_norm",
     "clear_records", "config", "contracts", "dequantize", "disable", "enable", "explain",
     "format_from_json", "geglu", "gelu", "layer_norm", "ops", "quantize", "records", "register",
-    "relu2", "rms_norm", "scaled_mm", "scaled_mm_accumulate_", "silu", "swiglu",
+    "relu2", "rms_norm", "scaled_grouped_mm", "scaled_mm", "scaled_mm_accumulate_", "silu",
+    "swiglu",
 ]  # fmt: skip
 
 

@@ -14,6 +14,8 @@ flag               environment variable       meaning
                                               a plain lowering takes more kernels (on)
 ``gemm``           INDUCTOR_EXT_GEMM          "auto", or the route of every scaled GEMM: "library",
                                               "dequantize", "reference" (docs/gemm.md)
+``grouped_gemm``   INDUCTOR_EXT_GROUPED_GEMM  "auto", or the route of every grouped GEMM: "library",
+                                              "triton", "reference" (docs/grouped_gemm.md)
 =================  =========================  ================================================
 
 Assign to a flag, or use :func:`patch` for a while.  Inductor's tables are shared by all threads,
@@ -27,7 +29,7 @@ import os
 import sys
 import threading
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 _TRUE, _FALSE = {"1", "true", "on", "yes"}, {"0", "false", "off", "no", ""}
@@ -45,12 +47,15 @@ def _numerics(name: str, value: Any) -> str:
     return str(value)
 
 
-def _gemm(name: str, value: Any) -> str:
-    routes = ("auto", "library", "dequantize", "reference")
-    if value not in routes:
-        said = ", ".join(f'"{route}"' for route in routes)
-        raise ValueError(f"config.{name} must be one of {said}, got {value!r}")
-    return str(value)
+def _route_of(*routes: str) -> Callable[[str, Any], str]:
+    said = ", ".join(f'"{route}"' for route in routes)
+
+    def check(name: str, value: Any) -> str:
+        if value not in routes:
+            raise ValueError(f"config.{name} must be one of {said}, got {value!r}")
+        return str(value)
+
+    return check
 
 
 def _op_names(name: str, value: Any) -> frozenset[str]:
@@ -63,14 +68,15 @@ def _op_names(name: str, value: Any) -> frozenset[str]:
     return names
 
 
-_CHECKS = {
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "enabled": _bool,
     "strict": _bool,
     "numerics": _numerics,
     "disabled_ops": _op_names,
     "always_lower": _bool,
     "templates": _bool,
-    "gemm": _gemm,
+    "gemm": _route_of("auto", "library", "dequantize", "reference"),
+    "grouped_gemm": _route_of("auto", "library", "triton", "reference"),
 }
 
 
@@ -95,6 +101,7 @@ disabled_ops: frozenset[str] = _from_env("disabled_ops", frozenset())
 always_lower: bool = _from_env("always_lower", False)
 templates: bool = _from_env("templates", True)
 gemm: str = _from_env("gemm", "auto")
+grouped_gemm: str = _from_env("grouped_gemm", "auto")
 
 _lock = threading.RLock()
 

@@ -12,8 +12,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 import inductor_ext as ixt
-from inductor_ext import bench, support
-from inductor_ext.bench import kernels, layer, llama, llama_block, shapes
+from inductor_ext import _compat, bench, fake_gpu, support
+from inductor_ext.bench import gemm, gemm_cases, kernels, layer, llama, llama_block, shapes
 from inductor_ext.bench.chain_cases import Chain, chains
 from inductor_ext.bench.chains import tensors
 from inductor_ext.bench.chart import chart
@@ -94,9 +94,77 @@ def test_kernels_at_two_shapes(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "names are like 'FP8 static'" in capsys.readouterr().out
 
 
+def test_products_are_measured_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = tmp_path / "numbers.json"
+    assert bench.main(["gemm", "--device", "cpu", "--samples", "9", "--json", str(kept)]) == 0
+    report = json.loads(kept.read_text())
+    names = [product.name for product in gemm_cases.PRODUCTS]
+    assert [row["product"] for row in report["products"]] == names
+    assert [row["product"] for row in report["sweep"]] == names
+    for row in report["products"]:
+        assert min(row["us"], row["bf16_us"], row["host_us"]) > 0
+        assert (row["route"], row["library_us"]) == ("reference", None)
+    for row in report["sweep"]:
+        assert 0 < row["error"] <= 1
+    forms = [(row["form"], row["scales"]) for row in report["grouped"]]
+    assert forms == [
+        (form, scales)
+        for scales in ("row", "1x128 x 128x128")
+        for form in ("forward", "weights' gradient")
+    ]
+    assert report["grouped"][0]["loop_us"] > 0
+    assert "random sizes" in capsys.readouterr().out
+    assert bench.main(["gemm", "--only", "nothing like it"]) == 2
+
+
+def test_a_wrong_product_is_seen() -> None:
+    """A code changed after the product was taken is an error beyond the bound; so is NaN."""
+    product = gemm_cases.PRODUCTS[2]
+    a, b, _, _ = gemm_cases.operands(product, gemm_cases.Sizes(4, 5, 32), torch.device("cpu"))
+    got = gemm_cases.ours(product, a, b)()
+    assert gemm.error(product, a, b, got, "reference") <= 1
+    for spoilt in (got * 1.02, torch.full_like(got, torch.nan)):
+        error = gemm.error(product, a, b, spoilt, "reference")
+        assert gemm.Sample("", gemm_cases.Sizes(4, 5, 32), "", error, None, None).wrong
+    assert gemm.Sample("", gemm_cases.Sizes(1, 1, 1), "", 0.5, 106.0, 100.0).slow
+
+
+@pytest.mark.parametrize("product", gemm_cases.PRODUCTS, ids=lambda product: product.name)
+def test_torch_takes_the_librarys_calls(product: gemm_cases.Product) -> None:
+    """Torch's own checks of sizes, strides and scales, on a GPU that is not there."""
+    target = "sm_100" if product.op in ("scaled_mm_mxfp8", "scaled_mm_nvfp4") else "sm_90"
+    with fake_gpu.pretend(target), _compat.FakeTensorMode():
+        sizes = gemm_cases.Sizes(256, 384, 512)
+        x, w = (torch.empty(rows, sizes.k, device="cuda") for rows in sizes[:2])
+        a, b = ixt.quantize(x, product.a), ixt.quantize(w, product.b)
+        assert gemm_cases.library(product, a, b)().shape == (256, 384)
+
+
+def test_sampled_products() -> None:
+    """The same every time, awkward sizes among them."""
+    found = list(gemm_cases.sample(200, 8192))
+    assert found == list(gemm_cases.sample(200, 8192))
+    sizes = [one for _, sizes in found for one in sizes]
+    assert all(1 <= size <= 8192 for size in sizes)
+    assert sum(size % 16 != 0 for size in sizes) > 60
+    assert min(sizes) < 8
+    assert sum(one.m >= gemm.FROM_ROWS for _, one in found) > 50
+    assert all(one.k % 16 == 0 for product, one in found if product.op == "scaled_mm_nvfp4")
+
+
+def test_experts_have_all_tokens() -> None:
+    for experts in (*gemm_cases.EXPERTS["cuda"], *gemm_cases.EXPERTS["cpu"]):
+        counts = experts.counts()
+        assert (len(counts), sum(counts)) == (experts.count, experts.tokens)
+        assert counts[:3] == [0, 5, 128]
+        assert min(counts) >= 0
+
+
 def test_every_cuda_kernel_is_measured() -> None:
+    """Matrix products apart, which ``bench gemm`` measures."""
     with_kernel = {row.op for row in support.table() if row.cuda != "PyTorch"}
-    assert with_kernel - {"scaled_mm"} == {case.op for case in CASES}
+    products = {name for name in with_kernel if name.startswith("scaled_")}
+    assert with_kernel - products == {case.op for case in CASES}
     assert len({str(case) for case in CASES}) == len(CASES)
 
 

@@ -23,6 +23,7 @@ DEFAULTS = {
     "always_lower": True,  # tests/conftest.py
     "templates": True,
     "gemm": "auto",
+    "grouped_gemm": "auto",
 }
 
 
@@ -60,7 +61,7 @@ def test_environment(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [
         "{'enabled': True, 'strict': True, 'numerics': 'fast',"
         " 'disabled_ops': ['a::b', 'inductor_ext::dequantize_fp8'], 'always_lower': False,"
-        " 'templates': True, 'gemm': 'auto'}",
+        " 'templates': True, 'gemm': 'auto', 'grouped_gemm': 'auto'}",
         "True False",
     ], done.stderr
 

@@ -103,9 +103,10 @@ def _library(
         scaled_mm_v1(product, a, bt, one, one, None, fast_accum)
         finish(out, product, scale_a, scale_b, bias)
         return
-    scales = scale_a.reshape(()), scale_b.reshape(())
     if rowwise:
         scales = for_each(scale_a, m, m).view(m, 1), for_each(scale_b, n, n16).view(1, n16)
+    else:
+        scales = scale_a.reshape(()), scale_b.reshape(())
     if bias is not None:
         bias = for_each(bias, n, n16)
     result = padded_out(out, m, n16, dtype)

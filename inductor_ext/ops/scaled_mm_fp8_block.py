@@ -138,7 +138,7 @@ def _library(
     product = padded_out(out, m4, n16, dtype if inside else torch.float32)
     a, b = row_major(a, m4, k128), row_major(b, n16, k128)
     scaled_mm_v2(product, a, b, [scale_a], [recipe_a], [scale_b], [recipe_b], [], None)
-    if product is not out:
+    if product is not out or bias is not None:
         add_bias(out, product, bias)
 
 

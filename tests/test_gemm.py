@@ -1,0 +1,121 @@
+"""Scaled products of every pair of formats, against float64, at sizes that no library likes."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import gemm_cases as g
+import pytest
+import torch
+
+import inductor_ext as ixt
+from inductor_ext import config
+
+DTYPES = ("bf16", "fp16", "fp32")
+pair_ = pytest.mark.parametrize("pair", g.PAIRS, ids=g.name_of)
+
+
+def products(seed: int, count: int) -> Any:
+    """Yield sizes with what else varies: the result's dtype, and whether there is a bias."""
+    choices = itertools.cycle(itertools.product(DTYPES, (False, True)))
+    return zip(g.sizes(count, seed), choices, strict=False)
+
+
+@pair_
+def test_against_float64(pair: Any) -> None:
+    """60 sizes in all for every kind of scale, 4 for each pair and the empty ones."""
+    seed = g.PAIRS.index(pair)
+    for (m, n, k), (dtype, with_bias) in [*products(seed, 4), ((3, 5, 0), ("bf16", True))]:
+        size = (m, n, g.k_for(pair, k))
+        q = g.operands(pair, size, seed)
+        bias = g.random_bias(n, dtype, seed) if with_bias else None
+        wide = g.cases.INPUTS[dtype]
+        got = ixt.scaled_mm(*q, *pair, bias=bias, dtype=wide)
+        g.check(pair, q, bias, dtype, got)
+        out = torch.full((n, m), torch.nan, dtype=wide).t()  # not contiguous
+        assert ixt.scaled_mm(*q, *pair, bias=bias, dtype=wide, out=out) is out
+        assert torch.equal(out, got)
+
+
+@pytest.mark.gpu
+@pair_
+@pytest.mark.parametrize("route", ["auto", "dequantize"])
+def test_against_float64_on_a_card(pair: Any, route: str) -> None:
+    """200 sizes in all; what a tensor core's accumulation may lose is in ``LOSS``."""
+    seed = 100 + g.PAIRS.index(pair)
+    for (m, n, k), (dtype, with_bias) in products(seed, 8):
+        size = (m, n, g.k_for(pair, k))
+        q = g.operands(pair, size, seed, "cuda")
+        bias = g.random_bias(n, dtype, seed, "cuda") if with_bias else None
+        for fast in (False, True):
+            with config.patch(gemm=route):
+                got = ixt.scaled_mm(
+                    *q, *pair, bias=bias, dtype=g.cases.INPUTS[dtype], fast_accum=fast
+                )
+            rounded = g.rounds_operands(pair, dtype)
+            g.check(pair, q, bias, dtype, got, accumulation=LOSS, rounded=rounded)
+
+
+# Hopper's FP8 tensor cores keep about 13 bits below the largest term of a sum; other accumulations
+# are fp32, which loses less over the K of these sizes (257 additions of 2^-24 each at most).
+LOSS = 2.0**-12
+
+
+@pair_
+def test_accumulates(pair: Any) -> None:
+    seed = g.PAIRS.index(pair)
+    size = (5, 7, g.k_for(pair, 130))
+    q = g.operands(pair, size, seed)
+    product = ixt.scaled_mm(*q, *pair, dtype=torch.float32)
+    start = torch.randn(7, 5).t()
+    out = start.clone()
+    assert ixt.scaled_mm_accumulate_(out, *q, *pair) is out
+    assert torch.equal(out, start + product)
+
+
+def test_leading_dimensions() -> None:
+    """A (*, K) gives (*, N), whatever shares a scale."""
+    x, w = torch.randn(2, 3, 64), torch.randn(5, 64)
+    whole = ixt.FP8(granularity="tensor")
+    for f in (whole, ixt.FP8(), ixt.FP8(granularity="block"), ixt.MXFP8(), ixt.NVFP4(), ixt.INT8()):
+        a, b = ixt.quantize(x, f), ixt.quantize(w, f)
+        flat = ixt.quantize(x.view(6, 64), f)
+        got = ixt.scaled_mm(a, b, f)
+        assert got.shape == (2, 3, 5)
+        assert torch.equal(got.view(6, 5), ixt.scaled_mm(flat, b, f))
+        out = torch.empty(2, 3, 5, dtype=torch.bfloat16)
+        assert torch.equal(ixt.scaled_mm(a, b, f, out=out), got)
+    vector = ixt.Quantized(a.codes[0, 0], a.scale_inv[0, 0])
+    assert torch.equal(ixt.scaled_mm(vector, b, f), got[0, 0])
+
+
+def test_column_orientation() -> None:
+    """A weight's gradient, dY^T X: both operands from the column orientation."""
+    x, dy = torch.randn(96, 48), torch.randn(96, 32)
+    for f in (ixt.FP8(granularity="tensor"), ixt.FP8(), ixt.FP8(granularity="block"),
+              ixt.FP8(granularity="square", layout="gemm"), ixt.MXFP8(layout="gemm"),
+              ixt.NVFP4(), ixt.INT8()):  # fmt: skip
+        q = [ixt.quantize(t, f, orientation="column") for t in (dy, x)]
+        got = ixt.scaled_mm(*q, f, dtype=torch.float32)
+        g.check((f, f), (q[0], q[1]), None, "fp32", got)
+
+
+def test_scales_of_any_rank() -> None:
+    f = ixt.FP8(granularity="tensor")
+    a, b = (ixt.quantize(torch.randn(n, 32), f) for n in (6, 4))
+    want = ixt.scaled_mm(a, b, f)
+    for shape in ((1,), (1, 1), (1, 1, 1)):
+        other = a._replace(scale_inv=a.scale_inv.view(shape))
+        assert torch.equal(ixt.scaled_mm(other, b, f), want)
+        other = b._replace(scale_inv=b.scale_inv.view(shape))
+        assert torch.equal(ixt.scaled_mm(a, other, f), want)
+
+
+def test_long_sums_of_int8() -> None:
+    """K beyond what int32 holds of the largest codes."""
+    k, f = 140_000, ixt.INT8(granularity="tensor")
+    codes = torch.full((2, k), 127, dtype=torch.int8)
+    q = ixt.Quantized(codes, torch.tensor(0.5))
+    got = ixt.scaled_mm(q, q, f, dtype=torch.float32)
+    assert (got == float(torch.tensor(k * 127**2).float()) / 4).all()

@@ -1,0 +1,169 @@
+"""The Triton kernels of grouped products without a GPU: indices and masks in Triton's interpreter,
+in a process of its own (this file, started as a program), and PTX for sm_90."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+WIDTH = 128
+
+
+def integers(*shape: int) -> Tensor:
+    """Small ones, as fp16: the interpreter has no FP8 products, and the kernels any dtype."""
+    return torch.randint(-2, 3, shape).half()
+
+
+def powers(*shape: int) -> Tensor:
+    return torch.exp2(torch.randint(-2, 3, shape).float())
+
+
+def spread(scale: Tensor, height: int, width: int, rows: int, columns: int) -> Tensor:
+    tall = scale.repeat_interleave(height, -2)[..., :rows, :]
+    return tall.repeat_interleave(width, -1)[..., :columns]
+
+
+def groups(counts: list[int]) -> Iterator[tuple[int, slice]]:
+    start = 0
+    for e, count in enumerate(counts):
+        yield e, slice(start, start + count)
+        start += count
+
+
+def rows(kernel: Any, counts: list[int], k: int, height: int, tiles: Any) -> None:
+    """``height`` 0: a scale a row of K; else of ``height`` x 128."""
+    total, experts, n = 45, len(counts), 70
+    across = -(-k // WIDTH) if height else 1
+    a, b = integers(total, k), integers(experts, n, k)
+    scale_a = powers(total, across)
+    scale_b = powers(experts, -(-n // max(height, 1)), across)
+    width = WIDTH if height else k
+    out, offsets = torch.full((total, n), torch.nan), torch.tensor(counts).cumsum(0).int()
+    given = (a, b, scale_a, scale_b, offsets, out, max(height, 1), bool(height), False, tiles)
+    kernel.rows_product(*given)
+    wide_a = a.float() * spread(scale_a, 1, width, total, k)
+    wide_b = b.float() * spread(scale_b, max(height, 1), width, n, k)
+    want = torch.zeros(total, n)
+    for e, mine in groups(counts):
+        want[mine] = wide_a[mine] @ wide_b[e].t()
+    assert torch.equal(out, want), (counts, k, height)
+
+
+def columns(kernel: Any, counts: list[int], total: int, height: int, tiles: Any) -> None:
+    m, n, experts = 20, 70, len(counts)
+    across = -(-total // WIDTH) if height else 1
+    a, b = integers(m, total), integers(n, total)
+    shape = (experts, m, 1) if not height else (m, across)
+    scale_a = powers(*shape).expand(experts, m, across)
+    scale_b = powers(-(-n // max(height, 1)), across).expand(experts, -1, -1)
+    width = WIDTH if height else total
+    out, offsets = torch.full((experts, m, n), torch.nan), torch.tensor(counts).cumsum(0).int()
+    given = (a, b, scale_a, scale_b, offsets, out, max(height, 1), bool(height), False, tiles)
+    kernel.columns_product(*given)
+    wide_a = a.float() * spread(scale_a, 1, width, m, total)  # (E, M, T)
+    wide_b = b.float() * spread(scale_b, max(height, 1), width, n, total)
+    want = torch.zeros(experts, m, n)
+    for e, mine in groups(counts):
+        want[e] = wide_a[e][:, mine] @ wide_b[e][:, mine].t()
+    assert torch.equal(out, want), (counts, total, height)
+
+
+def rest(kernel: Any) -> None:
+    """Rows of no expert, and offsets that no one should give."""
+    out = kernel.zero_tail(torch.ones(77, 300), torch.tensor([3, 20, 50]).int())
+    assert (out[:50] == 1).all()
+    assert (out[50:] == 0).all()
+    rising = kernel.rising(torch.tensor([-5, 50, 20, 500]).int(), 77)
+    assert rising.tolist() == [0, 50, 50, 77]
+
+
+def interpret() -> None:
+    import triton.runtime.interpreter as interpreter
+
+    from inductor_ext.kernels.triton import scaled_grouped_mm as kernel
+
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:  # numpy 2.4 makes no int of an array of one
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patched
+    kernel._on = lambda _: contextlib.nullcontext()
+    torch.manual_seed(0)
+    tiles = kernel.Tiles(16, 64, 4, 1)
+    for counts, k in (([0, 5, 30, 3], 256), ([45, 0], 200), ([0, 0, 0], 7), ([10, 35], 128)):
+        for height in (0, 1, 128):
+            rows(kernel, counts, k, height, tiles)
+    for counts, total in (
+        ([0, 5, 40, 20], 77), ([128, 128, 0, 44], 300), ([100, 170, 257], 530), ([130, 0, 9], 150),
+    ):  # fmt: skip
+        for height in (0, 1, 128):
+            columns(kernel, counts, total, height, tiles)
+    rest(kernel)
+
+
+def test_indices_and_masks() -> None:
+    pytest.importorskip("triton")
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, __file__], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def compiled(fn: Any, constants: dict[str, Any], tiles: Any) -> Any:
+    """Compile a kernel for sm_90: e4m3 operands, K contiguous, sizes that 16 divides."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    ones = ("a_k", "b_k", "scale_a_k")
+    pointers = {"a": "*fp8e4nv", "b": "*fp8e4nv", "scale_a": "*fp32", "scale_b": "*fp32",
+                "offsets": "*i32", "out": "*bf16"}  # fmt: skip
+    constants = constants | dict.fromkeys(ones, 1)
+    signature = {
+        name: "constexpr" if name in constants else pointers.get(name, "i32")
+        for name in fn.arg_names
+    }
+    sixteen = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(fn.arg_names)
+               if name in pointers or name in ("a_m", "b_e", "b_n")}  # fmt: skip
+    source = ASTSource(fn=fn, signature=signature, constexprs=constants, attrs=sixteen)
+    options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+@pytest.mark.parametrize("form", ["rows", "columns"])
+@pytest.mark.parametrize("blocks", [False, True], ids=["row", "block"])
+def test_ptx(form: str, blocks: bool) -> None:
+    """The tensor cores multiply FP8, and operands come 16 bytes at a time, without masks."""
+    pytest.importorskip("triton")
+    from inductor_ext.kernels.triton import scaled_grouped_mm as kernel
+
+    tiles = kernel.tiles_for(1024)
+    constants = {"EXPERTS": 16, "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n,
+                 "WIDTH": WIDTH, "SCALE_N": 128 if blocks else 1, "SCALED": blocks,
+                 "FAST": False}  # fmt: skip
+    if form == "rows":
+        constants["ORDER"] = 8
+    fn = kernel._rows_kernel if form == "rows" else kernel._columns_kernel
+    made = compiled(fn, constants, tiles)
+    ptx = made.asm["ptx"]
+    assert "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3" in ptx
+    copies = re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], (\w+)", ptx)
+    assert copies
+    assert set(copies) == {"0x10"}
+    assert made.metadata.shared <= 99 * 1024  # what sm_89 and sm_120 have
+
+
+if __name__ == "__main__":
+    interpret()
