@@ -64,5 +64,7 @@ def test_every_op_of_the_families_is_here() -> None:
     expected |= {"dequantize_int8", "dequantize_int4", "amax", "amax_row", "amax_hadamard"}
     expected |= {"update_fp8_scale", "update_fp8_scale_", "scaled_mm", "div_rn"}
     expected |= {"scaled_grouped_mm", "scaled_grouped_mm_fp8_block"}
+    for name in ("", "_fp8_block", "_mxfp8", "_nvfp4", "_int8"):
+        expected |= {f"scaled_mm{name}", f"scaled_mm{name}_accumulate_"}
     expected |= {f"quantize_{name}_mode" for name in ("fp8", "mxfp8", "int8", "nvfp4")}
     assert set(NAMES) == {f"inductor_ext::{name}" for name in expected} | floats.FAMILY

@@ -165,7 +165,7 @@ def _dequantize(
     wide_mm(out, a, b, bias)
 
 
-SAMPLES = ((5, 160, 7, 128), (16, 96, 35, 32))
+SAMPLES = ((6, 520, 7, 128), (16, 150, 35, 32))
 
 
 def _inputs(device: torch.device) -> Iterator[tuple[Any, ...]]:

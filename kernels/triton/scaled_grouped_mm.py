@@ -43,13 +43,16 @@ def _step(
     acc, x, y, scale_x, scale_y,
     SCALED: tl.constexpr, ONE: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    if SCALED and ONE:  # a scale of `b` serves the tile: no pointer a column
-        return acc + tl.dot(x, y) * (tl.load(scale_x) * tl.load(scale_y))[:, None]
     if SCALED:
-        return acc + tl.dot(x, y) * tl.load(scale_x)[:, None] * tl.load(scale_y)[None, :]
-    if FAST:  # Hopper adds in the tensor core, which keeps fewer bits
-        return tl.dot(x, y, acc)
-    return acc + tl.dot(x, y)
+        if ONE:  # a scale of `b` serves the tile: no pointer a column
+            acc += tl.dot(x, y) * (tl.load(scale_x) * tl.load(scale_y))[:, None]
+        else:
+            acc += tl.dot(x, y) * tl.load(scale_x)[:, None] * tl.load(scale_y)[None, :]
+    elif FAST:  # Hopper adds in the tensor core, which keeps fewer bits
+        acc = tl.dot(x, y, acc)
+    else:
+        acc += tl.dot(x, y)
+    return acc
 
 
 @triton.jit
