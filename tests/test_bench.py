@@ -102,10 +102,13 @@ def test_products_are_measured_and_kept(tmp_path: Path, capsys: pytest.CaptureFi
     assert [row["product"] for row in report["products"]] == names
     assert [row["product"] for row in report["sweep"]] == names
     for row in report["products"]:
-        assert min(row["us"], row["bf16_us"], row["host_us"]) > 0
+        assert min(row["us"], row["bf16_us"]) > 0
         assert (row["route"], row["library_us"]) == ("reference", None)
     for row in report["sweep"]:
         assert 0 < row["error"] <= 1
+    assert [row["product"] for row in report["host"]] == names
+    assert min(row["us"] for row in report["host"]) > 0
+    assert report["failures"] == []
     forms = [(row["form"], row["scales"]) for row in report["grouped"]]
     assert forms == [
         (form, scales)
@@ -115,6 +118,22 @@ def test_products_are_measured_and_kept(tmp_path: Path, capsys: pytest.CaptureFi
     assert report["grouped"][0]["loop_us"] > 0
     assert "random sizes" in capsys.readouterr().out
     assert bench.main(["gemm", "--only", "nothing like it"]) == 2
+
+
+def test_a_line_that_fails_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no such kernel\nand much else")
+
+    monkeypatch.setattr(gemm, "host", broken)
+    kept = tmp_path / "numbers.json"
+    arguments = ["gemm", "--device", "cpu", "--only", "host", "--json", str(kept)]
+    assert bench.main(arguments) == 1
+    failures = json.loads(kept.read_text())["failures"]
+    assert len(failures) == len(gemm_cases.PRODUCTS)
+    assert failures[0] == {"part": "host", "line": "FP8 tensor, fast", "error": "no such kernel"}
+    assert "9 lines failed" in capsys.readouterr().out
 
 
 def test_a_wrong_product_is_seen() -> None:
