@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 import inductor_ext as ixt
 from inductor_ext import _compat, bench, fake_gpu, support
-from inductor_ext.bench import gemm, gemm_cases, kernels, layer, shapes
+from inductor_ext.bench import gemm, gemm_cases, gemm_grouped, kernels, layer, shapes
 from inductor_ext.bench.chain_cases import Chain, chains
 from inductor_ext.bench.chains import tensors
 from inductor_ext.bench.chart import chart
@@ -118,6 +118,22 @@ def test_products_are_measured_and_kept(tmp_path: Path, capsys: pytest.CaptureFi
     assert report["grouped"][0]["loop_us"] > 0
     assert "random sizes" in capsys.readouterr().out
     assert bench.main(["gemm", "--only", "nothing like it"]) == 2
+
+
+def test_tiles_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each candidate for rows' and for blocks' scales, which need a GPU to run."""
+    pytest.importorskip("triton")
+    from inductor_ext.kernels.triton import scaled_grouped_mm as kernel
+
+    seen = []
+    monkeypatch.setattr(kernel, "rows_product", lambda *given: seen.append(given[-4:]))
+    cpu = torch.device("cpu")
+    for _, line in gemm_grouped.tiles(gemm_cases.EXPERTS["cpu"][0], cpu):
+        assert line().us > 0
+    expected = [
+        (height, height == 128, False, tile) for height in (1, 128) for tile in kernel.CANDIDATES
+    ]
+    assert list(dict.fromkeys(seen)) == expected
 
 
 def test_a_line_that_fails_ends_nothing(

@@ -1,6 +1,6 @@
 """Matrix products: every format against the library's own call, random sizes, and experts.
 
-Four parts, ``--only`` picks among them by name:
+Five parts, ``--only`` picks among them by name:
 
 host
     the host's microseconds of an eager call of each format, of a product that takes no time.
@@ -12,6 +12,8 @@ sweep
     format's rounding allows, and the time against bf16 from 512 rows on.
 grouped
     ``scaled_grouped_mm`` against a loop of ``scaled_mm`` over experts whose sizes the host knows.
+tiles
+    our kernel of grouped products with each of its tiles: rows, columns, warps, stages (GPUs only).
 
 A line that fails is kept as a failure, and the run goes on.
 """
@@ -48,7 +50,7 @@ from .gemm_cases import (
     ours,
     sample,
 )
-from .gemm_grouped import grouped, grouped_table
+from .gemm_grouped import grouped, grouped_table, tiles
 from .timing import device_time, host_time
 
 GOAL_RATIO, GOAL_HOST_US, GOAL_BLOCK_TFLOPS = 0.98, 12.0, 1100.0
@@ -225,9 +227,12 @@ def lines(part: str, samples: int, device: torch.device) -> Lines:
     elif part == "sweep":
         for seed, (product, sizes) in enumerate(sample(samples, LARGEST[device.type])):
             yield f"{product.name} {sizes}", partial(check, product, sizes, seed, device)
-    else:
+    elif part == "grouped":
         for experts in EXPERTS[device.type]:
             yield from grouped(experts, device)
+    elif device.type == "cuda":
+        for experts in EXPERTS["cuda"]:
+            yield from tiles(experts, device)
 
 
 def host_table(rows: list[Host]) -> Table:
@@ -279,6 +284,7 @@ PARTS: dict[str, Callable[[list[Any]], Table]] = {
     "products": products_table,
     "sweep": sweep_table,
     "grouped": grouped_table,
+    "tiles": grouped_table,
 }
 
 

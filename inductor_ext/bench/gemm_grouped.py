@@ -73,6 +73,29 @@ def grouped(
         yield f"{experts.name}, {name}, weights' gradient", partial(gradient, f, name)
 
 
+def tiles(experts: Experts, device: torch.device) -> Iterator[tuple[str, Callable[[], GroupedRow]]]:
+    """Yield the forward product by our kernel, with each of its tiles."""
+    from inductor_ext.kernels.triton import scaled_grouped_mm as kernel
+
+    counts = torch.tensor(experts.counts(), device=device)
+    offsets = counts.cumsum(0).to(torch.int32)
+    x = torch.randn(experts.tokens, experts.k, device=device, dtype=BF16)
+    weights = torch.randn(experts.count, experts.n, experts.k, device=device, dtype=BF16)
+    out = torch.empty(experts.tokens, experts.n, device=device, dtype=BF16)
+
+    def one(f: ixt.FP8, g: ixt.FP8, name: str, tile: kernel.Tiles) -> GroupedRow:
+        a, b = ixt.quantize(x, f), ixt.quantize(weights, g)
+        scale_b = b.scale_inv.view(experts.count, -1, b.scale_inv.shape[-1])
+        blocks, operands = f is BLOCK, (a.codes, b.codes, a.scale_inv, scale_b, offsets, out)
+        height = 128 if blocks else 1
+        call = partial(kernel.rows_product, *operands, height, blocks, False, tile)
+        return _time(experts, "forward", name, call, None, device, str(tuple(tile)))
+
+    for f, g, name in ((ROW, ROW, "row"), (BLOCK, SQUARE, "1x128 x 128x128")):
+        for tile in kernel.CANDIDATES:
+            yield f"{experts.name}, {name}, {tile}", partial(one, f, g, name, tile)
+
+
 def _call(
     a: ixt.Quantized, b: ixt.Quantized, offsets: Tensor, f: ixt.FP8, g: ixt.FP8
 ) -> Callable[[], Tensor]:
@@ -136,7 +159,7 @@ def _time(
 
 def grouped_table(rows: list[GroupedRow]) -> Table:
     """Return the table; red where the loop is faster."""
-    head = ("experts", "product", "scales", "config.grouped_gemm", "us", "TFLOP/s", "loop us",
+    head = ("experts", "product", "scales", "pin or tile", "us", "TFLOP/s", "loop us",
             "times the loop's speed", "host us")  # fmt: skip
     drawn = Table(*head, title="scaled_grouped_mm against a loop of scaled_mm")
     for row in rows:

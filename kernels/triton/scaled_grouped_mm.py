@@ -202,6 +202,13 @@ class Tiles(NamedTuple):
     stages: int
 
 
+CANDIDATES = (
+    Tiles(128, 128, 8, 3), Tiles(128, 128, 8, 4), Tiles(128, 256, 8, 3), Tiles(128, 64, 4, 4),
+    Tiles(64, 128, 4, 4), Tiles(64, 64, 4, 4), Tiles(32, 128, 4, 4), Tiles(16, 128, 4, 4),
+)  # fmt: skip
+"""What ``bench gemm --only tiles`` compares."""
+
+
 def tiles_for(rows: int) -> Tiles:
     """Return the tile for so many rows of an expert on average. To be measured."""
     if rows <= 32:
