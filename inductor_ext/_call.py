@@ -14,7 +14,7 @@ from .validation import check_no_grad
 
 def call(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call an op that has no gradient; see :func:`call_with_gradient`."""
-    if not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling() and torch.is_grad_enabled():
         name = op._schema.name.partition("::")[2]  # type: ignore[attr-defined]
         for argument, value in zip(op._schema.arguments, args, strict=False):  # type: ignore[attr-defined]
             if isinstance(value, torch.Tensor):

@@ -126,8 +126,9 @@ def _check_operands(a: Any, b: Any) -> None:
                 f"`{name}` must be Quantized(codes, scale_inv, amax, zero) or its tensors as a "
                 f"tuple, got {_said(value)}"
             )
-        check_tensor(f"{name}.codes", value[0])
-        check_tensor(f"{name}.scale_inv", value[1])
+        for what, tensor in zip(("codes", "scale_inv"), value, strict=False):
+            if not isinstance(tensor, Tensor):  # the op looks into those that are
+                check_tensor(f"{name}.{what}", tensor)
     if a[0].dim() == 0:
         raise ValueError("`a.codes` must have at least 1 dimension, got 0")
     if b[0].dim() != 2:

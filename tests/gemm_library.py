@@ -20,9 +20,18 @@ import torch
 from oracle import gemm as oracle
 from torch import Tensor
 
+from inductor_ext import ops
+
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 TENSOR, ROW, B16, B32, VECTOR, SQUARE = range(6)  # torch.nn.functional.ScalingType
 NOT_SWIZZLED, TILED = 0, 1
+
+
+def forget_plans() -> None:
+    """Let the ops ask again which device they are on."""
+    kinds = (ops.scaled_mm, ops.scaled_mm_fp8_block, ops.scaled_mm_int8, ops.scaled_mm_mxfp8)
+    for module in (*kinds, ops.scaled_mm_nvfp4):
+        module.GEMM.forget()
 
 
 class Library:
@@ -39,11 +48,10 @@ class Library:
         names = {"_scaled_mm": self.scaled_mm, "_scaled_mm_v2": self.scaled_mm_v2}
         names |= {"_int_mm": self.int_mm, "mm": self.mm, "addmm": self.addmm}
         where = "inductor_ext.ops._routes_gemm.capability_of"
-        with (
-            mock.patch.multiple(torch, **names),
-            mock.patch(where, return_value=self.capability),
-        ):
+        with mock.patch.multiple(torch, **names), mock.patch(where, return_value=self.capability):
+            forget_plans()
             yield
+        forget_plans()
 
     def scaled_mm(
         self, a: Tensor, bt: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None,

@@ -143,8 +143,10 @@ def test_calls_satisfy_torchs_own_checks(card: str) -> None:
                 torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cuda")
                 for t in operands
             ]
+            family.forget()
             for dtype in (torch.bfloat16, torch.float32):
                 assert family.run(*moved, None, dtype, *options).shape == (m, n)
+            family.forget()
 
 
 X, W = torch.randn(6, 32), torch.randn(5, 32)

@@ -14,12 +14,15 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from .. import config
 from ..registry import register
 from ..validation import INPUT_DTYPES, check_dtype, check_same_device, check_tensor
 from ._blocks import LAYOUTS, ceil_div, check_choice, round_up
+from ._gemm_calls import ALIGNMENT
 from ._library import LIBRARY, define
 
-Route = Callable[..., None]
+MOST_PLANS = 4096
+Route = Callable[..., Any]
 """Writes the product to its first argument, which is contiguous and not empty."""
 
 
@@ -37,6 +40,11 @@ class Gemm:
         routes: ``route(out, *operands, bias, dtype, *options)`` by name; the route "reference" is
             the exact definition.
         inputs: sample arguments for the harness.
+        short: of the same arguments, a route with nothing to prepare, if the library's takes them
+            as they are.
+        op: the functional overload.
+        _count: how many tensors come before the bias; the dtype is after that.
+        _plans: shape of the result and route, by all that they depend on; see :meth:`_plan`.
     """
 
     name: str
@@ -47,9 +55,13 @@ class Gemm:
     choose: Callable[..., tuple[str, str]]
     routes: Mapping[str, Route]
     inputs: Callable[[torch.device], Iterator[tuple[Any, ...]]]
+    short: Callable[..., Route | None] = lambda *args: None
     op: OpOverload = field(init=False)
+    _count: int = field(init=False)
+    _plans: dict[Any, tuple[tuple[int, int], Route]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_count", len(self.operands.split()))
         tensors = ", ".join(f"Tensor {each}" for each in self.operands.split())
         tail = f", {self.options}" if self.options else ""
         arguments = f"{tensors}, Tensor? bias, ScalarType dtype{tail}"
@@ -76,11 +88,6 @@ class Gemm:
         LIBRARY.impl(name, run, "CUDA")
         return op
 
-    @property
-    def _count(self) -> int:
-        """How many tensors come before the bias; the dtype is after that."""
-        return len(self.operands.split())
-
     def _whole(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Put the missing bias and dtype into the arguments of the accumulating form."""
         return (*args[: self._count], None, torch.float32, *args[self._count :])
@@ -97,40 +104,63 @@ class Gemm:
     def _fake_accumulate_(self, out: Tensor, *args: Any) -> None:
         _check_out("out", out, args[0], self.check(*self._whole(args)), torch.float32)
 
-    @torch.no_grad()  # as a compiled kernel: the op has no gradient rule
     def run(self, *args: Any) -> Tensor:
         """Check, and multiply by the route that is chosen: the op, on every device."""
-        result = self._fake(*args)
-        self._multiply_into(result, args)
-        return result
+        shape, route = self._plan(args)
+        out = args[0].new_empty(shape, dtype=args[self._count + 1])
+        _without_grad(route, out, args)
+        return out
 
-    @torch.no_grad()
     def run_out(self, *args: Any, out: Tensor) -> None:
         """Do the same into a tensor of any strides."""
-        self._fake_out(*args, out=out)
+        shape, route = self._plan(args)
+        _check_out("out", out, args[0], shape, args[self._count + 1])
         if out.is_contiguous():
-            self._multiply_into(out, args)
+            _without_grad(route, out, args)
         else:
-            out.copy_(self.run(*args))
+            _without_grad(Tensor.copy_, out, (self.run(*args),))
 
-    @torch.no_grad()
     def run_accumulate_(self, out: Tensor, *args: Any) -> None:
         """Add the fp32 product to ``out``."""
-        self._fake_accumulate_(out, *args)
-        out.add_(self.run(*self._whole(args)))
+        whole = self._whole(args)
+        _check_out("out", out, args[0], self._plan(whole)[0], torch.float32)
+        _without_grad(Tensor.add_, out, (self.run(*whole),))
 
-    def _multiply_into(self, out: Tensor, args: tuple[Any, ...]) -> None:
-        if out.numel() == 0:
-            return
-        if args[0].numel() == 0:  # K = 0
-            bias = args[self._count]
-            out.zero_() if bias is None else out.copy_(bias)
-            return
-        route, _ = self.choose(*args)
-        if route == "reference":
-            out.copy_(self.reference(*args))
-        else:
-            self.routes[route](out, *args)
+    def _plan(self, args: tuple[Any, ...]) -> tuple[tuple[int, int], Route]:
+        """Return the shape of the result and the route; raises for what the op does not take.
+
+        What was found once is kept: the checks of a call take longer than the call of a GEMM.
+        """
+        key: list[Any] = [config.gemm, *args[self._count + 1 :]]
+        for tensor in args[: self._count + 1]:
+            if tensor is None:
+                key.append(None)
+                continue
+            place = tensor.storage_offset() * tensor.element_size() % ALIGNMENT
+            key += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, place)
+        plan = self._plans.get(tuple(key))
+        if plan is None:
+            if len(self._plans) >= MOST_PLANS:
+                self._plans.clear()
+            plan = self._plans[tuple(key)] = self.check(*args), self._route(args)
+        return plan
+
+    def _route(self, args: tuple[Any, ...]) -> Route:
+        if 0 in (*args[0].shape, *args[1].shape):
+            return self._nothing
+        name, _ = self.choose(*args)
+        if name == "reference":
+            return lambda out, *args: out.copy_(self.reference(*args))
+        return (self.short(*args) if name == "library" else None) or self.routes[name]
+
+    def _nothing(self, out: Tensor, *args: Any) -> None:
+        """Sum no products (K = 0), or write no numbers."""
+        bias = args[self._count]
+        out.zero_() if bias is None else out.copy_(bias)
+
+    def forget(self) -> None:
+        """Drop the plans: for tests, which change what the device is."""
+        self._plans.clear()
 
     def _reference_accumulate_(self, out: Tensor, *args: Any) -> None:
         out.add_(self.reference(*self._whole(args)))
@@ -139,6 +169,15 @@ class Gemm:
         for args in self.inputs(device):
             out = torch.ones(self.check(*args), device=device)
             yield (out, *args[: self._count], *args[self._count + 2 :])
+
+
+def _without_grad(write: Callable[..., Any], out: Tensor, args: tuple[Any, ...]) -> None:
+    """Call as a compiled kernel is: the op has no gradient rule."""
+    if torch.is_grad_enabled():
+        with torch.no_grad():
+            write(out, *args)
+    else:
+        write(out, *args)
 
 
 def _check_out(

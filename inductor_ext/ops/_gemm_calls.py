@@ -35,9 +35,13 @@ def row_major(matrix: Tensor, rows: int, columns: int) -> Tensor:
 def aligned(tensor: Tensor) -> Tensor:
     """Return a tensor contiguous and on a 16-byte boundary, itself where it is."""
     tensor = tensor.contiguous()
-    if tensor.storage_offset() * tensor.element_size() % ALIGNMENT:
-        return tensor.clone()
-    return tensor
+    return tensor if is_aligned(tensor) else tensor.clone()
+
+
+def is_aligned(tensor: Tensor) -> bool:
+    """Return whether a tensor is contiguous and begins on a 16-byte boundary."""
+    place = int(tensor.storage_offset() * tensor.element_size())
+    return tensor.is_contiguous() and place % ALIGNMENT == 0
 
 
 def for_each(scale: Tensor, count: int, padded: int) -> Tensor:

@@ -24,7 +24,8 @@ def define(
 
     Args:
         schema: "name(arguments) -> results", or "name.out(..., *, Tensor(a!) out) -> ()", which
-            Inductor calls with a buffer that it planned.
+            is called with a buffer that Inductor planned.  (Returning nothing, it can be made
+            functional on every torch; ``torch.Tag.out``, since 2.13, would want ``out`` back.)
         fake: shapes, strides and dtypes of the results; also checks the arguments.
         reference: plain PyTorch, run in eager mode on devices without a compiled kernel.
         compiled: whether a compiled kernel exists, so that running the reference is worth a word.

@@ -14,10 +14,11 @@ from torch import Tensor
 from inductor_ext.decompositions import scaled_mm as reference
 
 from ..validation import FP8_DTYPES, check_dtype, check_same_device, check_tensor
-from ._gemm import Gemm, check_not_both_e5m2, check_result, check_same_k
+from ._gemm import Gemm, Route, check_not_both_e5m2, check_result, check_same_k
 from ._gemm_calls import (
     finish,
     for_each,
+    is_aligned,
     padded_out,
     round_sizes,
     row_major,
@@ -115,6 +116,46 @@ def _library(
         out.copy_(result[:, :n])
 
 
+def _short(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    fast_accum: bool = False,
+) -> Route | None:
+    """Return the call of the library alone where it takes everything as it is."""
+    k, n = b.shape
+    rowwise = scale_a.numel() != 1 or scale_b.numel() != 1
+    if rowwise and (scale_a.numel() != a.shape[0] or scale_b.numel() != n):
+        return None  # mixed
+    if rowwise and scales_after(dtype, b.dtype, is_hopper(a.device)):
+        return None
+    if bias is not None and dtype == torch.float32:
+        return None
+    fits = k % MULTIPLES[2] == n % MULTIPLES[1] == 0
+    fits = fits and a.stride() == (k, 1) and b.stride() == (1, k)
+    rest = [scale_a, scale_b] if bias is None else [scale_a, scale_b, bias]
+    ready = all(is_aligned(t) for t in (a, b.t())) and all(
+        t.numel() == 1 or is_aligned(t) for t in rest
+    )
+    return _call if fits and ready else None
+
+
+def _call(
+    out: Tensor,
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    fast_accum: bool = False,
+) -> None:
+    torch._scaled_mm(a, b, scale_a, scale_b, bias, None, dtype, fast_accum, out=out)
+
+
 def _dequantize(
     out: Tensor,
     a: Tensor,
@@ -152,5 +193,6 @@ GEMM = Gemm(
     choose=_choose,
     routes={"library": _library, "dequantize": _dequantize},
     inputs=_inputs,
+    short=_short,
 )
 scaled_mm = GEMM.op
