@@ -15,7 +15,7 @@ from torch import Tensor
 
 import inductor_ext as ixt
 from inductor_ext import fake_gpu, kernels
-from inductor_ext.bench import llama
+from inductor_ext.bench import llama_layer as llama
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 M, N, K = 1024, 768, 512
