@@ -77,6 +77,16 @@ def test_residual(name: str) -> None:
     assert (len(graph.externs), len(graph.kernels)) == (1, 1)
 
 
+def test_an_unquantized_product() -> None:
+    """PyTorch's own product keeps its bias; what quantizes its result is one kernel."""
+
+    def layer(x: Tensor, w: Tensor, bias: Tensor) -> Any:
+        return ixt.quantize(F.gelu(F.linear(x, w, bias)), PAIRS["row"].a)[:2]
+
+    (graph,) = generate(layer, *(torch.randn(s).bfloat16() for s in ((M, K), (N, K), (N,))))
+    assert (list(graph.externs), len(graph.kernels)) == (["extern_kernels.addmm"], 1)
+
+
 def test_a_copy_is_seen() -> None:
     """The counts below can fail: a transposed operand is a kernel that only moves."""
     row = PAIRS["row"].a

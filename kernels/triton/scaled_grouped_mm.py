@@ -87,7 +87,7 @@ def _product(
     return acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total", "tiles_m"])  # one kernel for any number of tokens
 def _rows_kernel(
     a, b, scale_a, scale_b, offsets, out, total, experts, n, k, tiles_m,
     a_m, a_k, b_e, b_n, b_k, scale_a_m, scale_a_k, scale_b_e, scale_b_n, scale_b_k,
@@ -137,7 +137,7 @@ def _rows_kernel(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total"])
 def _columns_kernel(
     a, b, scale_a, scale_b, offsets, out, total, experts, m, n,
     a_m, a_k, b_n, b_k, scale_a_e, scale_a_m, scale_a_k, scale_b_e, scale_b_n, scale_b_k,
@@ -175,13 +175,13 @@ def _columns_kernel(
     tl.store(out + place, acc.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total"])
 def _rising_kernel(offsets, out, total, experts, EXPERTS: tl.constexpr):
     number, ends = _ends(offsets, experts, total, EXPERTS)
     tl.store(out + number, ends, mask=number < experts)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total"])
 def _tail_kernel(offsets, out, total, experts, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     end = tl.load(offsets + experts - 1)
