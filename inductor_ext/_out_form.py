@@ -2,7 +2,7 @@
 
 A plain fallback allocates its result itself, out of the memory plan's reach.  ``name.out(..., *,
 Tensor(a!) out) -> ()`` with the arguments of ``name``, tensors first, becomes an ExternKernelOut,
-as Inductor's own GEMMs are.  (Since torch 2.13 Inductor does this too, for tagged overloads.)
+as Inductor's own GEMMs are.
 """
 
 from __future__ import annotations

@@ -13,7 +13,16 @@ from torch.utils import _pytree as pytree
 
 import inductor_ext as ixt
 from inductor_ext import _compat, bench, fake_gpu, support
-from inductor_ext.bench import gemm, gemm_cases, kernels, layer, llama, llama_block, shapes
+from inductor_ext.bench import (
+    gemm,
+    gemm_cases,
+    gemm_grouped,
+    kernels,
+    layer,
+    llama,
+    llama_block,
+    shapes,
+)
 from inductor_ext.bench.chain_cases import Chain, chains
 from inductor_ext.bench.chains import tensors
 from inductor_ext.bench.chart import chart
@@ -102,10 +111,13 @@ def test_products_are_measured_and_kept(tmp_path: Path, capsys: pytest.CaptureFi
     assert [row["product"] for row in report["products"]] == names
     assert [row["product"] for row in report["sweep"]] == names
     for row in report["products"]:
-        assert min(row["us"], row["bf16_us"], row["host_us"]) > 0
+        assert min(row["us"], row["bf16_us"]) > 0
         assert (row["route"], row["library_us"]) == ("reference", None)
     for row in report["sweep"]:
         assert 0 < row["error"] <= 1
+    assert [row["product"] for row in report["host"]] == names
+    assert min(row["us"] for row in report["host"]) > 0
+    assert report["failures"] == []
     forms = [(row["form"], row["scales"]) for row in report["grouped"]]
     assert forms == [
         (form, scales)
@@ -115,6 +127,38 @@ def test_products_are_measured_and_kept(tmp_path: Path, capsys: pytest.CaptureFi
     assert report["grouped"][0]["loop_us"] > 0
     assert "random sizes" in capsys.readouterr().out
     assert bench.main(["gemm", "--only", "nothing like it"]) == 2
+
+
+def test_tiles_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each candidate for rows' and for blocks' scales, which need a GPU to run."""
+    pytest.importorskip("triton")
+    from inductor_ext.kernels.triton import scaled_grouped_mm as kernel
+
+    seen = []
+    monkeypatch.setattr(kernel, "rows_product", lambda *given: seen.append(given[-4:]))
+    cpu = torch.device("cpu")
+    for _, line in gemm_grouped.tiles(gemm_cases.EXPERTS["cpu"][0], cpu):
+        assert line().us > 0
+    expected = [
+        (height, height == 128, False, tile) for height in (1, 128) for tile in kernel.CANDIDATES
+    ]
+    assert list(dict.fromkeys(seen)) == expected
+
+
+def test_a_line_that_fails_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no such kernel\nand much else")
+
+    monkeypatch.setattr(gemm, "host", broken)
+    kept = tmp_path / "numbers.json"
+    arguments = ["gemm", "--device", "cpu", "--only", "host", "--json", str(kept)]
+    assert bench.main(arguments) == 1
+    failures = json.loads(kept.read_text())["failures"]
+    assert len(failures) == len(gemm_cases.PRODUCTS)
+    assert failures[0] == {"part": "host", "line": "FP8 tensor, fast", "error": "no such kernel"}
+    assert "9 lines failed" in capsys.readouterr().out
 
 
 def test_a_wrong_product_is_seen() -> None:

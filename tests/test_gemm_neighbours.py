@@ -15,7 +15,7 @@ from torch import Tensor
 
 import inductor_ext as ixt
 from inductor_ext import fake_gpu, kernels
-from inductor_ext.bench import llama
+from inductor_ext.bench import llama_layer as llama
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 M, N, K = 1024, 768, 512
@@ -75,6 +75,16 @@ def test_residual(name: str) -> None:
 
     (graph,) = generate(layer, x, w, torch.randn(M, N).bfloat16())
     assert (len(graph.externs), len(graph.kernels)) == (1, 1)
+
+
+def test_an_unquantized_product() -> None:
+    """PyTorch's own product keeps its bias; what quantizes its result is one kernel."""
+
+    def layer(x: Tensor, w: Tensor, bias: Tensor) -> Any:
+        return ixt.quantize(F.gelu(F.linear(x, w, bias)), PAIRS["row"].a)[:2]
+
+    (graph,) = generate(layer, *(torch.randn(s).bfloat16() for s in ((M, K), (N, K), (N,))))
+    assert (list(graph.externs), len(graph.kernels)) == (["extern_kernels.addmm"], 1)
 
 
 def test_a_copy_is_seen() -> None:

@@ -1,15 +1,21 @@
 """Matrix products: every format against the library's own call, random sizes, and experts.
 
-Three parts, ``--only`` picks among them by name:
+Five parts, ``--only`` picks among them by name:
 
+host
+    the host's microseconds of an eager call of each format, of a product that takes no time.
 products
     ``scaled_mm`` of every format against the library's call for it (the ratio is the library's
-    time to ours) and against bf16 ``torch.mm``; the host's microseconds of an eager call.
+    time to ours) and against bf16 ``torch.mm``.
 sweep
     random M, N, K, awkward ones among them: the error against float64 in parts of what the
     format's rounding allows, and the time against bf16 from 512 rows on.
 grouped
     ``scaled_grouped_mm`` against a loop of ``scaled_mm`` over experts whose sizes the host knows.
+tiles
+    our kernel of grouped products with each of its tiles: rows, columns, warps, stages (GPUs only).
+
+A line that fails is kept as a failure, and the run goes on.
 """
 
 from __future__ import annotations
@@ -44,13 +50,13 @@ from .gemm_cases import (
     ours,
     sample,
 )
-from .gemm_grouped import GroupedRow, grouped, grouped_table
+from .gemm_grouped import grouped, grouped_table, tiles
 from .timing import device_time, host_time
 
-PARTS = ("products", "sweep", "grouped")
 GOAL_RATIO, GOAL_HOST_US, GOAL_BLOCK_TFLOPS = 0.98, 12.0, 1100.0
 SLOWER, FROM_ROWS = 1.05, 512
 LARGEST = {"cuda": 8192, "cpu": 64}
+SMALL = Sizes(256, 256, 256)
 CHUNK = 2048
 """Rows of a product that are checked at a time: their float64 values fit any card."""
 HALF_ULP = 2.0**-8  # of bfloat16
@@ -72,7 +78,6 @@ class Row:
     library_us: float | None
     ratio: float | None
     bf16_us: float
-    host_us: float
 
     @property
     def missed(self) -> bool:
@@ -81,7 +86,16 @@ class Row:
             return False
         of_blocks = "128" in self.product and self.tflops < GOAL_BLOCK_TFLOPS
         slow = self.ratio is not None and self.ratio < GOAL_RATIO
-        return slow or of_blocks or self.host_us > GOAL_HOST_US
+        return slow or of_blocks
+
+
+@dataclass(frozen=True)
+class Host:
+    """Host time of an eager call, in microseconds."""
+
+    product: str
+    route: str
+    us: float
 
 
 @dataclass(frozen=True)
@@ -136,12 +150,11 @@ def measure(product: Product, where: str, sizes: Sizes, device: torch.device) ->
     time = partial(device_time, device=device, budget_ms=BUDGET_MS[device.type])
     us, bf16_us = time(call), time(partial(torch.mm, x, w.t()))
     library_us = time(library(product, a, b)) if route == "library" else None
-    host_us = host_time(call, device, calls=2000 if device.type == "cuda" else 50)
     tflops = 2 * math.prod(sizes) / us / 1e6
     return Row(
         product.name, where, sizes, route, round(us, 1), round(tflops, 3),
         library_us and round(library_us, 1), library_us and round(library_us / us, 3),
-        round(bf16_us, 1), round(host_us, 1),
+        round(bf16_us, 1),
     )  # fmt: skip
 
 
@@ -177,30 +190,70 @@ def error(product: Product, a: ixt.Quantized, b: ixt.Quantized, got: Tensor, rou
     return float(worst)
 
 
-def sweep(count: int, device: torch.device) -> Iterator[Sample]:
-    """Yield the samples; times are taken where a goal is for them."""
-    for number, (product, sizes) in enumerate(sample(count, LARGEST[device.type])):
-        a, b, x, w = operands(product, sizes, device, seed=number)
-        call = ours(product, a, b)
-        route = route_of(product, call)
-        found = error(product, a, b, call(), route)
-        us = bf16_us = None
-        if sizes.m >= FROM_ROWS:
-            us = round(device_time(call, device, budget_ms=30), 1)
-            bf16_us = round(device_time(partial(torch.mm, x, w.t()), device, budget_ms=30), 1)
-        yield Sample(product.name, sizes, route, round(found, 4), us, bf16_us)
+def check(product: Product, sizes: Sizes, seed: int, device: torch.device) -> Sample:
+    """Compare a product with float64; its time is taken where a goal is for it."""
+    a, b, x, w = operands(product, sizes, device, seed)
+    call = ours(product, a, b)
+    route = route_of(product, call)
+    found = error(product, a, b, call(), route)
+    us = bf16_us = None
+    if sizes.m >= FROM_ROWS:
+        us = round(device_time(call, device, budget_ms=30), 1)
+        bf16_us = round(device_time(partial(torch.mm, x, w.t()), device, budget_ms=30), 1)
+    return Sample(product.name, sizes, route, round(found, 4), us, bf16_us)
+
+
+def host(product: Product, device: torch.device) -> Host:
+    """Time the host in eager calls of a small product."""
+    a, b, _, _ = operands(product, SMALL, device)
+    call = ours(product, a, b)
+    us = host_time(call, device, calls=2000 if device.type == "cuda" else 50)
+    return Host(product.name, route_of(product, call), round(us, 1))
+
+
+Lines = Iterator[tuple[str, Callable[[], Any]]]
+"""What is measured, and how."""
+
+
+def lines(part: str, samples: int, device: torch.device) -> Lines:
+    """Yield the lines of a part."""
+    if part == "host":
+        for product in PRODUCTS:
+            yield product.name, partial(host, product, device)
+    elif part == "products":
+        for where, sizes in SIZES[device.type].items():
+            for product in PRODUCTS:
+                yield f"{product.name} {sizes}", partial(measure, product, where, sizes, device)
+    elif part == "sweep":
+        for seed, (product, sizes) in enumerate(sample(samples, LARGEST[device.type])):
+            yield f"{product.name} {sizes}", partial(check, product, sizes, seed, device)
+    elif part == "grouped":
+        for experts in EXPERTS[device.type]:
+            yield from grouped(experts, device)
+    elif device.type == "cuda":
+        for experts in EXPERTS["cuda"]:
+            yield from tiles(experts, device)
+
+
+def host_table(rows: list[Host]) -> Table:
+    """Return the host's times; red where the goal is missed."""
+    drawn = Table("format", "route", "host us", title="an eager call of scaled_mm")
+    for row in rows:
+        style = "bold red" if row.us > GOAL_HOST_US else None
+        drawn.add_row(row.product, row.route, str(row.us), style=style)
+    return drawn
 
 
 def products_table(rows: list[Row]) -> Table:
-    """Return the table of the first part; red where a goal is missed."""
+    """Return the table of the products; red where a goal is missed."""
     head = ("where", "M x N x K", "format", "route", "us", "TFLOP/s", "library us", "ratio",
-            "bf16 us", "host us")  # fmt: skip
+            "bf16 us")  # fmt: skip
     drawn = Table(*head, title="scaled_mm; the ratio is the library's time to ours")
     for before, row in zip([None, *rows], rows, strict=False):
         if before and before.where != row.where:
             drawn.add_section()
         cells = (row.where, str(row.sizes), row.product, row.route, row.us, row.tflops,
-                 row.library_us, row.ratio, row.bf16_us, row.host_us)  # fmt: skip
+                 row.library_us, row.ratio, row.bf16_us)  # fmt: skip
         told = ("-" if cell is None else str(cell) for cell in cells)
         drawn.add_row(*told, style="bold red" if row.missed else None)
     return drawn
@@ -226,8 +279,17 @@ def sweep_table(samples: list[Sample]) -> Table:
     return drawn
 
 
+PARTS: dict[str, Callable[[list[Any]], Table]] = {
+    "host": host_table,
+    "products": products_table,
+    "sweep": sweep_table,
+    "grouped": grouped_table,
+    "tiles": grouped_table,
+}
+
+
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print a table a part, keep JSON; 1 if a product is wrong."""
+    """Measure, print a table a part, keep JSON; 1 if a product is wrong, or a line failed."""
     cuda = torch.cuda.is_available()
     device = torch.device(arguments.device or ("cuda" if cuda else "cpu"))
     chosen = [part for part in PARTS if arguments.only in part]
@@ -236,37 +298,26 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     console, about = Console(width=165), environment(device)
     console.print(", ".join(f"{name} {value}" for name, value in about.items()))
-    report: dict[str, Any] = {"environment": about} | {part: [] for part in chosen}
-
-    def keep(part: str, row: Row | Sample | GroupedRow) -> None:
-        """Keep a line at once: a run that is cut short has measured something."""
-        report[part].append(asdict(row))
-        Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
-        console.print(f"  {part} {len(report[part])}: {row}")
-
+    report: dict[str, Any] = {"environment": about, "failures": []}
     tables, wrong = [], False
-    with torch.no_grad():
-        if "products" in chosen:
-            rows = []
-            for where, sizes in SIZES[device.type].items():
-                for product in PRODUCTS:
-                    rows.append(measure(product, where, sizes, device))
-                    keep("products", rows[-1])
-            tables.append(products_table(rows))
-        if "sweep" in chosen:
-            samples = []
-            for one in sweep(arguments.samples, device):
-                samples.append(one)
-                keep("sweep", one)
-            wrong = any(one.wrong for one in samples)
-            tables.append(sweep_table(samples))
-        if "grouped" in chosen:
-            lines = []
-            for experts in EXPERTS[device.type]:
-                for line in grouped(experts, device):
-                    lines.append(line)
-                    keep("grouped", line)
-            tables.append(grouped_table(lines))
+    for part in chosen:
+        rows: list[Any] = []
+        report[part] = []
+        for label, line in lines(part, arguments.samples, device):
+            try:
+                with torch.no_grad():
+                    rows.append(line())
+            except RuntimeError as failure:
+                message = str(failure).partition(chr(10))[0]
+                report["failures"].append({"part": part, "line": label, "error": message})
+                console.print(f"  {part}, {label} FAILED: {message}")
+            else:
+                report[part].append(asdict(rows[-1]))
+                console.print(f"  {part} {len(rows)}: {rows[-1]}")
+            # Kept after each line: a run that is cut short has measured something.
+            Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
+        wrong |= any(isinstance(row, Sample) and row.wrong for row in rows)
+        tables.append(PARTS[part](rows))
     console.print(*tables, sep="\n")
-    console.print(f"numbers kept in {arguments.json}")
-    return int(wrong)
+    console.print(f"{len(report['failures'])} lines failed; numbers kept in {arguments.json}")
+    return int(wrong or bool(report["failures"]))

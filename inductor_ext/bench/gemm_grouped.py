@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from rich.table import Table
@@ -36,7 +37,9 @@ ROW = ixt.FP8(granularity="row")
 BLOCK, SQUARE = (ixt.FP8(granularity=g) for g in ("block", "square"))
 
 
-def grouped(experts: Experts, device: torch.device) -> Iterator[GroupedRow]:
+def grouped(
+    experts: Experts, device: torch.device
+) -> Iterator[tuple[str, Callable[[], GroupedRow]]]:
     """Yield both forms, of rows' and of blocks' scales, where torch serves also by our kernel."""
     generator = torch.Generator(device=device).manual_seed(0)
 
@@ -49,19 +52,48 @@ def grouped(experts: Experts, device: torch.device) -> Iterator[GroupedRow]:
     offsets = torch.tensor(ends, dtype=torch.int32, device=device)
     x, dy = random(experts.tokens, experts.k), random(experts.tokens, experts.n)
     weights = random(experts.count, experts.n, experts.k)
-    for f, g, name in ((ROW, ROW, "row"), (BLOCK, SQUARE, "1x128 x 128x128")):
+
+    def forward(f: ixt.FP8, g: ixt.FP8, name: str, pin: str) -> GroupedRow:
         a, b = ixt.quantize(x, f), ixt.quantize(weights, g)
-        call = _call(a, b, offsets, f, g)
-        loop: Callable[[], None] | None = _loop(a, b, slices, f, g)
-        yield _time(experts, "forward", name, call, loop, device)
-        if f is ROW and device.type == "cuda":
-            with ixt.config.patch(grouped_gemm="triton"):
-                yield _time(experts, "forward", name, call, loop, device, "triton")
+        call, loop = _call(a, b, offsets, f, g), _loop(a, b, slices, f, g)
+        with ixt.config.patch(grouped_gemm=pin):
+            return _time(experts, "forward", name, call, loop, device, pin)
+
+    def gradient(f: ixt.FP8, name: str) -> GroupedRow:
         a, b = (ixt.quantize(t, f, orientation="column") for t in (dy, x))
-        call = _call(a, b, offsets, f, f)
         # a block may hold tokens of two experts, so that no expert's share is an operand of its own
         loop = _loop_of_columns(a, b, slices) if f is ROW else None
-        yield _time(experts, "weights' gradient", name, call, loop, device)
+        call = _call(a, b, offsets, f, f)
+        return _time(experts, "weights' gradient", name, call, loop, device, "auto")
+
+    for f, g, name in ((ROW, ROW, "row"), (BLOCK, SQUARE, "1x128 x 128x128")):
+        pins = ("auto", "triton") if f is ROW and device.type == "cuda" else ("auto",)
+        for pin in pins:
+            yield f"{experts.name}, {name}, {pin}", partial(forward, f, g, name, pin)
+        yield f"{experts.name}, {name}, weights' gradient", partial(gradient, f, name)
+
+
+def tiles(experts: Experts, device: torch.device) -> Iterator[tuple[str, Callable[[], GroupedRow]]]:
+    """Yield the forward product by our kernel, with each of its tiles."""
+    from inductor_ext.kernels.triton import scaled_grouped_mm as kernel
+
+    counts = torch.tensor(experts.counts(), device=device)
+    offsets = counts.cumsum(0).to(torch.int32)
+    x = torch.randn(experts.tokens, experts.k, device=device, dtype=BF16)
+    weights = torch.randn(experts.count, experts.n, experts.k, device=device, dtype=BF16)
+    out = torch.empty(experts.tokens, experts.n, device=device, dtype=BF16)
+
+    def one(f: ixt.FP8, g: ixt.FP8, name: str, tile: kernel.Tiles) -> GroupedRow:
+        a, b = ixt.quantize(x, f), ixt.quantize(weights, g)
+        scale_b = b.scale_inv.view(experts.count, -1, b.scale_inv.shape[-1])
+        blocks, operands = f is BLOCK, (a.codes, b.codes, a.scale_inv, scale_b, offsets, out)
+        height = 128 if blocks else 1
+        call = partial(kernel.rows_product, *operands, height, blocks, False, tile)
+        return _time(experts, "forward", name, call, None, device, str(tuple(tile)))
+
+    for f, g, name in ((ROW, ROW, "row"), (BLOCK, SQUARE, "1x128 x 128x128")):
+        for tile in kernel.CANDIDATES:
+            yield f"{experts.name}, {name}, {tile}", partial(one, f, g, name, tile)
 
 
 def _call(
@@ -112,7 +144,7 @@ def _time(
     call: Callable[[], Tensor],
     loop: Callable[[], None] | None,
     device: torch.device,
-    pin: str = "auto",
+    pin: str,
 ) -> GroupedRow:
     budget = BUDGET_MS[device.type]
     us = device_time(call, device, budget_ms=budget)
@@ -127,7 +159,7 @@ def _time(
 
 def grouped_table(rows: list[GroupedRow]) -> Table:
     """Return the table; red where the loop is faster."""
-    head = ("experts", "product", "scales", "config.grouped_gemm", "us", "TFLOP/s", "loop us",
+    head = ("experts", "product", "scales", "pin or tile", "us", "TFLOP/s", "loop us",
             "times the loop's speed", "host us")  # fmt: skip
     drawn = Table(*head, title="scaled_grouped_mm against a loop of scaled_mm")
     for row in rows:

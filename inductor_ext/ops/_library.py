@@ -24,17 +24,15 @@ def define(
 
     Args:
         schema: "name(arguments) -> results", or "name.out(..., *, Tensor(a!) out) -> ()", which
-            Inductor calls with a buffer that it planned (of itself since torch 2.13).
+            is called with a buffer that Inductor planned.  (Returning nothing, it can be made
+            functional on every torch; ``torch.Tag.out``, since 2.13, would want ``out`` back.)
         fake: shapes, strides and dtypes of the results; also checks the arguments.
         reference: plain PyTorch, run in eager mode on devices without a compiled kernel.
         compiled: whether a compiled kernel exists, so that running the reference is worth a word.
     """
     name = schema.partition("(")[0]
     packet, _, overload_name = name.partition(".")
-    tags = [torch.Tag.pt2_compliant_tag]
-    if overload_name == "out" and hasattr(torch.Tag, "out"):
-        tags.append(torch.Tag.out)
-    LIBRARY.define(schema, tags=tuple(tags))
+    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     names = [argument.split("=")[0].split()[-1] for argument in _arguments(schema)]
 
     @functools.wraps(fake)

@@ -1,1 +1,1 @@
-"""Kernels written in Triton: imported on first use, since importing Triton takes a while."""
+"""Triton kernels that the ops call themselves, as they call CUDA ones; imported on first use."""

@@ -43,13 +43,16 @@ def _step(
     acc, x, y, scale_x, scale_y,
     SCALED: tl.constexpr, ONE: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    if SCALED and ONE:  # a scale of `b` serves the tile: no pointer a column
-        return acc + tl.dot(x, y) * (tl.load(scale_x) * tl.load(scale_y))[:, None]
     if SCALED:
-        return acc + tl.dot(x, y) * tl.load(scale_x)[:, None] * tl.load(scale_y)[None, :]
-    if FAST:  # Hopper adds in the tensor core, which keeps fewer bits
-        return tl.dot(x, y, acc)
-    return acc + tl.dot(x, y)
+        if ONE:  # a scale of `b` serves the tile: no pointer a column
+            acc += tl.dot(x, y) * (tl.load(scale_x) * tl.load(scale_y))[:, None]
+        else:
+            acc += tl.dot(x, y) * tl.load(scale_x)[:, None] * tl.load(scale_y)[None, :]
+    elif FAST:  # Hopper adds in the tensor core, which keeps fewer bits
+        acc = tl.dot(x, y, acc)
+    else:
+        acc += tl.dot(x, y)
+    return acc
 
 
 @triton.jit
@@ -84,7 +87,7 @@ def _product(
     return acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total", "tiles_m"])  # one kernel for any number of tokens
 def _rows_kernel(
     a, b, scale_a, scale_b, offsets, out, total, experts, n, k, tiles_m,
     a_m, a_k, b_e, b_n, b_k, scale_a_m, scale_a_k, scale_b_e, scale_b_n, scale_b_k,
@@ -134,7 +137,7 @@ def _rows_kernel(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total"])
 def _columns_kernel(
     a, b, scale_a, scale_b, offsets, out, total, experts, m, n,
     a_m, a_k, b_n, b_k, scale_a_e, scale_a_m, scale_a_k, scale_b_e, scale_b_n, scale_b_k,
@@ -172,13 +175,13 @@ def _columns_kernel(
     tl.store(out + place, acc.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total"])
 def _rising_kernel(offsets, out, total, experts, EXPERTS: tl.constexpr):
     number, ends = _ends(offsets, experts, total, EXPERTS)
     tl.store(out + number, ends, mask=number < experts)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total"])
 def _tail_kernel(offsets, out, total, experts, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     end = tl.load(offsets + experts - 1)
@@ -197,6 +200,13 @@ class Tiles(NamedTuple):
     block_n: int
     warps: int
     stages: int
+
+
+CANDIDATES = (
+    Tiles(128, 128, 8, 3), Tiles(128, 128, 8, 4), Tiles(128, 256, 8, 3), Tiles(128, 64, 4, 4),
+    Tiles(64, 128, 4, 4), Tiles(64, 64, 4, 4), Tiles(32, 128, 4, 4), Tiles(16, 128, 4, 4),
+)  # fmt: skip
+"""What ``bench gemm --only tiles`` compares."""
 
 
 def tiles_for(rows: int) -> Tiles:
