@@ -123,8 +123,11 @@ def test_strided_and_misaligned_operands() -> None:
     for a, b in views:
         scales = [torch.rand(x.shape[0] + 1, 1)[1:] for x in (a, b)]
         q = ixt.Quantized(a, scales[0]), ixt.Quantized(b, scales[1])
+        shape = (a.shape[0], b.shape[0])
+        room = torch.zeros(shape[0] * shape[1] + 1, dtype=torch.bfloat16)
         with Library((9, 0)).patched():
             got = ixt.scaled_mm(*q, f)
+            assert torch.equal(ixt.scaled_mm(*q, f, out=room[1:].view(shape)), got)
         g.check((f, f), q, None, "bf16", got)
 
 

@@ -18,12 +18,12 @@ from .. import config
 from ..registry import register
 from ..validation import INPUT_DTYPES, check_dtype, check_same_device, check_tensor
 from ._blocks import LAYOUTS, ceil_div, check_choice, round_up
-from ._gemm_calls import ALIGNMENT
+from ._gemm_calls import ALIGNMENT, is_aligned
 from ._library import LIBRARY, define
 
 MOST_PLANS = 4096
 Route = Callable[..., Any]
-"""Writes the product to its first argument, which is contiguous and not empty."""
+"""Writes the product to its first argument, which is row-major, aligned and not empty."""
 
 
 @dataclass(frozen=True)
@@ -112,10 +112,10 @@ class Gemm:
         return out
 
     def run_out(self, *args: Any, out: Tensor) -> None:
-        """Do the same into a tensor of any strides."""
+        """Do the same into a tensor of any strides; rows that are aligned need no copy."""
         shape, route = self._plan(args)
         _check_out("out", out, args[0], shape, args[self._count + 1])
-        if out.is_contiguous():
+        if is_aligned(out) and out.stride() == (shape[1], 1):
             _without_grad(route, out, args)
         else:
             _without_grad(Tensor.copy_, out, (self.run(*args),))
