@@ -50,6 +50,7 @@ from .functional import (
     swiglu,
 )
 from .registry import Autograd, OpContract, Record, clear_records, contracts, records, register
+from .weight_only import weight_only_mm
 
 if TYPE_CHECKING:
     from .explain import explain
@@ -61,6 +62,7 @@ __all__ = [
     "clear_records", "config", "contracts", "dequantize", "disable", "enable", "explain",
     "format_from_json", "geglu", "gelu", "layer_norm", "ops", "quantize", "records", "register",
     "relu2", "rms_norm", "scaled_mm", "silu", "swiglu",
+    "weight_only_mm",
 ]  # fmt: skip
 
 

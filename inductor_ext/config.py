@@ -43,6 +43,12 @@ def _numerics(name: str, value: Any) -> str:
     return str(value)
 
 
+def _weight_only(name: str, value: Any) -> str:
+    if value not in ("auto", "kernel", "dequantize"):
+        raise ValueError(f'config.{name} must be "auto", "kernel" or "dequantize", got {value!r}')
+    return str(value)
+
+
 def _op_names(name: str, value: Any) -> frozenset[str]:
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise TypeError(f"config.{name} must be a collection of op names, got {value!r}")
@@ -60,6 +66,7 @@ _CHECKS = {
     "disabled_ops": _op_names,
     "always_lower": _bool,
     "templates": _bool,
+    "weight_only": _weight_only,
 }
 
 
@@ -74,7 +81,8 @@ def _from_env(name: str, default: Any) -> Any:
         return text.lower() in _TRUE
     if isinstance(default, frozenset):
         return _op_names(name, [op for op in text.replace(",", " ").split() if op])
-    return _numerics(name, text)
+    checked: str = _CHECKS[name](name, text)
+    return checked
 
 
 enabled: bool = _from_env("enabled", False)
@@ -83,6 +91,7 @@ numerics: str = _from_env("numerics", "exact")
 disabled_ops: frozenset[str] = _from_env("disabled_ops", frozenset())
 always_lower: bool = _from_env("always_lower", False)
 templates: bool = _from_env("templates", True)
+weight_only: str = _from_env("weight_only", "auto")
 
 _lock = threading.RLock()
 

@@ -17,9 +17,10 @@ from . import (
     rounding,
     scaled_mm,
     scaling,
+    weight_only,
 )
 
 __all__ = [
     "activations", "amax", "fp8", "fp8_block", "fp8_both", "int4", "int8", "modes", "mxfp8",
-    "norms", "nvfp4", "rounding", "scaled_mm", "scaling",
+    "norms", "nvfp4", "rounding", "scaled_mm", "scaling", "weight_only",
 ]  # fmt: skip
