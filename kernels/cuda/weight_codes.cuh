@@ -2,7 +2,8 @@
 //
 // A thread has eight codes of a row: 8 bytes, or 4 with the even index in the low nibble. They
 // become four words; of 8-bit codes these are (0, 1), (2, 3), (4, 5), (6, 7), of 4-bit codes, where
-// it saves shifts, (0, 4), (1, 5), (2, 6), (3, 7). `aid` is what a group of codes shares.
+// it saves shifts, (0, 4), (1, 5), (2, 6), (3, 7). `aid` is what a group of codes shares, made
+// of a byte, `flip` what all codes do.
 #pragma once
 
 #include "weights.h"
@@ -39,7 +40,8 @@ struct Decoder;
 template <typename T>
 struct Decoder<Code::int8, T> {
   static constexpr int bits = 8;
-  __device__ __forceinline__ static void pairs(uint2 codes, uint32_t, uint32_t (&out)[4]) {
+  __device__ __forceinline__ static uint32_t aid(uint32_t) { return 0; }
+  __device__ __forceinline__ static void pairs(uint2 codes, uint32_t, uint32_t, uint32_t (&out)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const uint32_t word = i < 2 ? codes.x : codes.y;
@@ -58,7 +60,8 @@ struct Decoder<Code::int8, T> {
 template <typename Format, typename T>
 struct Fp8Decoder {
   static constexpr int bits = 8;
-  __device__ __forceinline__ static void pairs(uint2 codes, uint32_t, uint32_t (&out)[4]) {
+  __device__ __forceinline__ static uint32_t aid(uint32_t) { return 0; }
+  __device__ __forceinline__ static void pairs(uint2 codes, uint32_t, uint32_t, uint32_t (&out)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const uint32_t pair = (i < 2 ? codes.x : codes.y) >> (16 * (i % 2));
@@ -77,14 +80,17 @@ struct Decoder<Code::e4m3, T> : Fp8Decoder<E4M3, T> {};
 template <typename T>
 struct Decoder<Code::e5m2, T> : Fp8Decoder<E5M2, T> {};
 
-// aid: the zero point, on top of the same number as the codes.
+// aid: the zero point, on top of the same number as the codes; flip: that number, and the sign bits
+// of symmetric codes, which are two's complement: with them flipped, the zero point is 8.
 template <typename T>
 struct Decoder<Code::int4, T> {
   static constexpr int bits = 4;
-  __device__ __forceinline__ static void pairs(uint32_t codes, uint32_t aid, uint32_t (&out)[4]) {
+  __device__ __forceinline__ static uint32_t aid(uint32_t zero) { return kMagic<T> | twice(zero); }
+  __device__ __forceinline__ static void pairs(uint32_t codes, uint32_t aid, uint32_t flip,
+                                               uint32_t (&out)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      out[i] = minus<T>(((codes >> (4 * i)) & 0x000F000Fu) | kMagic<T>, aid);
+      out[i] = minus<T>(and_xor(codes >> (4 * i), twice(15u), flip), aid);
     }
   }
 };
@@ -97,7 +103,12 @@ struct Decoder<Code::e2m1, T> {
   static constexpr int bits = 4;
   static constexpr float kScaleFactor = kIsBf16<T> ? 0x1p117f : 0x1p7f;
   static constexpr float kValueUnit = kIsBf16<T> ? 0x1p-9f : 0x1p-7f;
-  __device__ __forceinline__ static void pairs(uint32_t codes, uint32_t aid, uint32_t (&out)[4]) {
+  __device__ __forceinline__ static uint32_t aid(uint32_t e4m3) {
+    const float scale = __fmul_rn(decode_pair<E4M3>(e4m3).x, kScaleFactor);
+    return pack_pair<T>(scale, scale);
+  }
+  __device__ __forceinline__ static void pairs(uint32_t codes, uint32_t aid, uint32_t,
+                                               uint32_t (&out)[4]) {
     constexpr int place = kIsBf16<T> ? 6 : 9;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

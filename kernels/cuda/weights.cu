@@ -49,6 +49,8 @@ Output weight_only_decode(const Tensor& x, const Tensor& codes, const std::optio
   IXT_CHECK(k >= 1 && k * bits % 128 == 0 && codes.size(1) * 8 == k * bits && k < 1 << 30,
             "`codes` must have rows of ", k, " codes, a multiple of 16 bytes");
   IXT_CHECK(n >= 1 && n < 1 << 30, "`codes` must have 1 to 2^30 rows, got ", n);
+  IXT_CHECK(!scale || scale->numel() < 1 << 30, "`scale` must have fewer than 2^30 elements");
+  IXT_CHECK(!packed || packed->numel() < 1 << 30, "`packed` must have fewer than 2^30 elements");
   const Place place = place_of(x);
   const DeviceScope scope(place.index);
   const std::array<int64_t, 2> shape{m, n};
@@ -61,7 +63,7 @@ Output weight_only_decode(const Tensor& x, const Tensor& codes, const std::optio
   a.last = static_cast<const float*>(data_of(last, "last"));
   a.bias = data_of(bias, "bias");
   a.y = y.data();
-  a.packed_bytes = packed ? packed->numel() : 0;
+  a.packed_bytes = packed ? static_cast<int>(packed->numel()) : 0;
   a.m = static_cast<int>(m);
   a.n = static_cast<int>(n);
   a.k = static_cast<int>(k);

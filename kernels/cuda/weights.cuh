@@ -2,13 +2,15 @@
 //
 // W is the operand with 16 rows, x the one with 8 columns (twice where m > 8). A block has a share
 // of the tiles of 16 rows of W, and takes up to kTiles of them at a time ("a pass"); its warps split
-// K among them, in units of a stage of 64, warp w taking the stages w, w + 8, ... A warp reads ahead
-// into a ring of its own in shared memory, so no barrier is in the loop; what the warps have summed
-// is added in their order at the end of a pass. The order of a result's sum depends on k alone.
+// K among them, stage by stage (64 bytes of a row), warp w taking the stages w, w + 8, ... A warp
+// reads ahead into a ring of its own in shared memory, so no barrier is in the loop; what the warps
+// have summed is added in their order at the end of a pass. The order of a result's sum depends on
+// k and the format alone, not on m, n or the card.
 //
-// Codes are exact in bf16 and fp16, products are exact in fp32. A stage's sum starts at zero, is
-// multiplied by the scale of its group and added to the total. Groups of e2m1 are shorter than what
-// an instruction multiplies: their scales are multiplied into the codes, which is exact as well.
+// Codes are exact in bf16 and fp16, products are exact in fp32. The sum of a group, or of a stage of
+// a longer one, starts at zero, is multiplied by the group's scale and added to the total. Groups of
+// e2m1 are shorter than what an instruction multiplies: their scales are multiplied into the codes,
+// which is exact as well.
 #pragma once
 
 #include <algorithm>
@@ -24,68 +26,72 @@ constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarp;
 constexpr int kTileRows = 16;
 constexpr int kUnit = 32;   // elements of k that a quad of threads decodes at once, 8 each
-constexpr int kStage = 64;  // elements of k
-constexpr int kUnits = kStage / kUnit;
 constexpr int kMostStages = 8;
 constexpr int kPad = 64;    // bytes; keeps the units of a row on different banks
-constexpr int kAux = kUnits * kTileRows * 4;  // bytes of scales of a tile
 constexpr int kColumn = 20;                   // floats from a column of a tile's sums to the next
 
 // Where things lie in a stage: x by units, then the codes by tiles and units, then the scales.
 template <Code C, int NT>
 struct Layout {
   static constexpr int bits = Decoder<C, bf16>::bits;
+  static constexpr int stage = 512 / bits;  // elements of k
+  static constexpr int units = stage / kUnit;
   static constexpr int x_unit = 8 * NT * kUnit * 2 + kPad;
-  static constexpr int x_bytes = kUnits * x_unit;
+  static constexpr int x_bytes = units * x_unit;
   static constexpr int row = kUnit * bits / 8;
   static constexpr int unit = kTileRows * row + kPad;
-  static constexpr int tile = kUnits * unit;
+  static constexpr int tile = units * unit;
   static constexpr int tiles = bits == 8 ? 4 : 8;  // at most, of a pass: limited by registers
 };
 
-__device__ __forceinline__ int64_t group_index(const DecodeArgs& a, int row, int k) {
-  return int64_t{row >> a.row_shift} * a.groups + (k >> a.group_shift);
+__device__ __forceinline__ int group_index(const DecodeArgs& a, int row, int k) {
+  return (row >> a.row_shift) * a.groups + (k >> a.group_shift);
 }
 
 // Begin to copy what a stage needs; `lane` of the warp has its part of each row.
-template <Code C, typename T, int NT>
+template <Code C, bool Packed, typename T, int NT>
 __device__ __forceinline__ void copy_stage(const DecodeArgs& a, char* slot, int stage, int tile,
                                            int count, int lane) {
   using L = Layout<C, NT>;
-  const int k = stage * kStage;
-  const T* x = static_cast<const T*>(a.x);
+  const int k = stage * L::stage;
+  constexpr int x_chunks = L::stage / 8;  // of 16 bytes, a row
 #pragma unroll
-  for (int c = 0; c < 2 * NT; ++c) {  // 8 chunks of 16 bytes a row
-    const int row = (lane + kWarp * c) / 8;
-    const int chunk = lane % 8;
-    const bool inside = k + 8 * chunk < a.k;
+  for (int c = 0; c < 8 * NT * x_chunks / kWarp; ++c) {
+    const int row = (lane + kWarp * c) / x_chunks;
+    const int chunk = (lane + kWarp * c) % x_chunks;
     if (row < a.m) {
       copy16(slot + chunk / 4 * L::x_unit + row * 64 + chunk % 4 * 16,
-             inside ? x + int64_t{row} * a.k + k + 8 * chunk : x, inside);
+             static_cast<const T*>(a.x) + int64_t{row} * a.k + k + 8 * chunk, k + 8 * chunk < a.k);
     }
   }
-  constexpr int chunks = L::bits / 2;  // of a row
   const int64_t pitch = int64_t{a.k} * L::bits / 8;
-  for (int i = 0; i < count; ++i) {
-    char* to = slot + L::x_bytes + i * L::tile;
+  const int64_t begin = int64_t{k} * L::bits / 8;
 #pragma unroll
-    for (int c = 0; c < L::bits / 4; ++c) {
-      const int id = lane + kWarp * c;
-      const int row = id / chunks;
-      const int byte = id % chunks * 16;
-      const int64_t at = k * L::bits / 8 + byte;
-      const int n = min((tile + i) * kTileRows + row, a.n - 1);
-      copy16(to + byte / L::row * L::unit + row * L::row + byte % L::row,
-             at < pitch ? a.codes + n * pitch + at : a.codes, at < pitch);
+  for (int c = 0; c < 2; ++c) {  // 4 chunks a row
+    const int row = (lane + kWarp * c) / 4;
+    const int byte = lane % 4 * 16;
+    const uint8_t* from = a.codes + (int64_t{tile} * kTileRows + row) * pitch + begin + byte;
+    char* to = slot + L::x_bytes + byte / L::row * L::unit + row * L::row + byte % L::row;
+    // Rows of this thread that are inside, times 16; none behind the end of k.
+    const int rows = begin + byte < pitch ? a.n - tile * kTileRows - row : 0;
+    for (int i = 0; i < count; ++i, from += kTileRows * pitch, to += L::tile) {
+      copy16(to, from, i * kTileRows < rows);
     }
-    if (a.scale == nullptr && a.packed == nullptr) continue;
-    const int n = min((tile + i) * kTileRows + lane % kTileRows, a.n - 1);
-    const int64_t group = group_index(a, n, min(k + lane / kTileRows * kUnit, a.k - 1));
-    if (a.scale != nullptr) copy4(slot + a.scale_at + i * kAux + 4 * lane, a.scale + group, 4);
-    if (a.packed != nullptr) {  // the four bytes around it
-      const int64_t first = group & ~int64_t{3};
-      const int bytes = static_cast<int>(min(int64_t{4}, a.packed_bytes - first));
-      copy4(slot + a.packed_at + i * kAux + 4 * lane, a.packed + first, bytes);
+  }
+  if (!Packed && a.scale == nullptr) return;
+  for (int entry = lane / kTileRows; entry < a.entries; entry += kWarp / kTileRows) {
+    // An entry behind the end of k, and a row behind that of n, take the last one's number.
+    const int at = min(k + (entry << a.entry_shift) * kUnit, a.k - 1);
+    const int first = tile * kTileRows + lane % kTileRows;
+    const int place = 4 * (entry * kTileRows + lane % kTileRows);
+    for (int i = 0; i < count; ++i) {
+      const int group = group_index(a, min(first + i * kTileRows, a.n - 1), at);
+      const int to = i * a.entries * kTileRows * 4 + place;
+      if (a.scale != nullptr) copy4(slot + a.scale_at + to, a.scale + group, 4);
+      if constexpr (Packed) {  // the four bytes around it
+        const int four = group & ~3;
+        copy4(slot + a.packed_at + to, a.packed + four, min(4, a.packed_bytes - four));
+      }
     }
   }
 }
@@ -118,79 +124,72 @@ __device__ __forceinline__ void read_x(const char* unit, int lane, uint32_t (&b)
   }
 }
 
-// What the two rows of a thread in a unit need beside the codes.
-template <Code C, typename T>
-struct Aids {
-  uint32_t aid[2];   // of the decoder
-  float scale[2];    // of the sums
+// Where the number of a unit's group lies, of row `row` of tile `i`.
+__device__ __forceinline__ int entry_at(const DecodeArgs& a, int i, int u, int row) {
+  return 4 * ((i * a.entries + (u >> a.entry_shift)) * kTileRows + row);
+}
 
-  __device__ __forceinline__ Aids(const DecodeArgs& a, const char* slot, int i, int u, int tile,
-                                  int k, int lane) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = lane / 4 + 8 * half;
-      const int at = i * kAux + 4 * (u * kTileRows + row);
-      scale[half] = 1.0f;
-      aid[half] = 0;
-      if (a.scale != nullptr) {
-        scale[half] = *reinterpret_cast<const float*>(slot + a.scale_at + at);
-      }
-      uint32_t byte = 8;
-      if (a.packed != nullptr) {
-        const int n = min((tile + i) * kTileRows + row, a.n - 1);
-        int place = static_cast<int>(group_index(a, n, min(k + u * kUnit, a.k - 1)) & 3);
-        if constexpr (C == Code::e2m1) place += lane % 4 / 2;
-        byte = __byte_perm(read32(slot + a.packed_at + at), 0, 0x4440 + place);
-      }
-      if constexpr (C == Code::int4) {
-        aid[half] = kMagic<T> | twice(byte);
-      } else if constexpr (C == Code::e2m1) {
-        const float s = __fmul_rn(decode_pair<E4M3>(byte).x, Decoder<C, T>::kScaleFactor);
-        aid[half] = pack_pair<T>(s, s);
-      } else if constexpr (C == Code::e4m3 || C == Code::e5m2) {
-        if (a.packed != nullptr) scale[half] = e8m0_value(byte);
-      }
-    }
-  }
-};
+// The byte of a unit's group: it was copied with its three neighbours.
+template <Code C, int NT>
+__device__ __forceinline__ uint32_t packed_byte(const DecodeArgs& a, const char* slot, int i, int u,
+                                                int row, int tile, int stage, int lane) {
+  const int n = min((tile + i) * kTileRows + row, a.n - 1);
+  const int first = (u >> a.entry_shift << a.entry_shift) * kUnit;
+  int place = group_index(a, n, min(stage * Layout<C, NT>::stage + first, a.k - 1)) & 3;
+  if constexpr (C == Code::e2m1) place += lane % 4 / 2;  // a unit has two groups, place is even
+  return __byte_perm(read32(slot + a.packed_at + entry_at(a, i, u, row)), 0, 0x4440 + place);
+}
 
-template <Code C, typename T, int NT>
+template <Code C, bool Packed, typename T, int NT>
 __device__ __forceinline__ void multiply_stage(const DecodeArgs& a, const char* slot, int stage,
                                                int tile, int count, int lane,
                                                float (&sum)[Layout<C, NT>::tiles][NT][4]) {
   using L = Layout<C, NT>;
-  uint32_t x[kUnits][NT][4];
+  constexpr bool in_codes = C == Code::e2m1;  // the scales are
+  constexpr uint32_t flip = kMagic<T> | (Packed ? 0u : twice(8u));
+  uint32_t x[L::units][NT][4];
 #pragma unroll
-  for (int u = 0; u < kUnits; ++u) read_x<C, NT>(slot + u * L::x_unit, lane, x[u]);
-  // Symmetric int4 is two's complement: with the sign bit flipped, the code of zero is 8.
-  const uint32_t flip = a.packed == nullptr ? 0x88888888u : 0u;
-  const bool by_unit = a.group_shift == 5;
+  for (int u = 0; u < L::units; ++u) read_x<C, NT>(slot + u * L::x_unit, lane, x[u]);
 #pragma unroll
   for (int i = 0; i < L::tiles; ++i) {
     if (i >= count) break;
     float part[NT][4] = {};
 #pragma unroll
-    for (int u = 0; u < kUnits; ++u) {
-      const Aids<C, T> aids(a, slot, i, u, tile, stage * kStage, lane);
+    for (int u = 0; u < L::units; ++u) {
       uint32_t w[2][4];
+      uint32_t byte[2] = {8, 8};  // the zero point of symmetric int4
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int at = (lane / 4 + 8 * half) * L::row + lane % 4 * (L::row / 4);
-        auto codes = read_codes<C>(slot + L::x_bytes + i * L::tile + u * L::unit + at);
-        if constexpr (C == Code::int4) codes ^= flip;
-        Decoder<C, T>::pairs(codes, aids.aid[half], w[half]);
+        const int row = lane / 4 + 8 * half;
+        if constexpr (Packed) {
+          byte[half] = packed_byte<C, NT>(a, slot, i, u, row, tile, stage, lane);
+        }
+        const char* codes = slot + L::x_bytes + i * L::tile + u * L::unit + row * L::row;
+        Decoder<C, T>::pairs(read_codes<C>(codes + lane % 4 * (L::row / 4)),
+                             Decoder<C, T>::aid(byte[half]), flip, w[half]);
       }
 #pragma unroll
       for (int j = 0; j < NT; ++j) {
         multiply<T>(part[j], w[0][0], w[1][0], w[0][1], w[1][1], x[u][j][0], x[u][j][1]);
         multiply<T>(part[j], w[0][2], w[1][2], w[0][3], w[1][3], x[u][j][2], x[u][j][3]);
       }
-      if (!by_unit && u + 1 < kUnits) continue;
+      const bool last = u + 1 == L::units;
+      if (!last && (in_codes || ((u + 1) & ((1 << a.entry_shift) - 1)) != 0)) continue;
+      float scale[2] = {1.0f, 1.0f};
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int at = entry_at(a, i, u, lane / 4 + 8 * half);
+        if (!in_codes && a.scale != nullptr) {
+          scale[half] = *reinterpret_cast<const float*>(slot + a.scale_at + at);
+        } else if (Packed && !in_codes) {
+          scale[half] = e8m0_value(byte[half]);
+        }
+      }
 #pragma unroll
       for (int j = 0; j < NT; ++j) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          sum[i][j][e] = __fmaf_rn(aids.scale[e / 2], part[j][e], sum[i][j][e]);
+          sum[i][j][e] = __fmaf_rn(scale[e / 2], part[j][e], sum[i][j][e]);
           part[j][e] = 0.0f;
         }
       }
@@ -250,7 +249,7 @@ __device__ __forceinline__ void write_tiles(const DecodeArgs& a, int tile, int c
   }
 }
 
-template <Code C, typename T, int NT>
+template <Code C, bool Packed, typename T, int NT>
 __global__ void __launch_bounds__(kThreads, 1)
     multiply_weights(const __grid_constant__ DecodeArgs a) {
   extern __shared__ __align__(16) char ring[];
@@ -258,7 +257,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int warp = threadIdx.x / kWarp;
   const int first = static_cast<int>(int64_t{a.tiles} * blockIdx.x / gridDim.x);
   const int end = static_cast<int>(int64_t{a.tiles} * (blockIdx.x + 1) / gridDim.x);
-  const int all = (a.k + kStage - 1) / kStage;
+  const int all = (a.k + Layout<C, NT>::stage - 1) / Layout<C, NT>::stage;
   const int rounds = (all + kWarps - 1) / kWarps;  // stages of a warp in a pass, the last may lack
   char* mine = ring + warp * a.stages * a.stage_bytes;
 
@@ -266,7 +265,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const auto copy_next = [&] {
     const int stage = next_round * kWarps + warp;
     if (next_tile < end && stage < all) {
-      copy_stage<C, T, NT>(a, mine + next_slot * a.stage_bytes, stage, next_tile,
+      copy_stage<C, Packed, T, NT>(a, mine + next_slot * a.stage_bytes, stage, next_tile,
                            min(a.pass_tiles, end - next_tile), lane);
     }
     copies_end();
@@ -285,7 +284,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       copy_next();
       const int stage = round * kWarps + warp;
       if (stage < all) {
-        multiply_stage<C, T, NT>(a, mine + slot * a.stage_bytes, stage, tile, count, lane, sum);
+        multiply_stage<C, Packed, T, NT>(a, mine + slot * a.stage_bytes, stage, tile, count, lane, sum);
       }
       if (++slot == a.stages) slot = 0;
     }
@@ -322,7 +321,11 @@ template <Code C, int NT>
 int plan(DecodeArgs& a, int blocks, int shared_bytes) {
   using L = Layout<C, NT>;
   const int most = (a.tiles + blocks - 1) / blocks;  // tiles of a block
-  const int tile_bytes = L::tile + (a.scale ? kAux : 0) + (a.packed ? kAux : 0);
+  // A unit of e2m1 has two groups, whose bytes are copied together.
+  a.entry_shift = std::clamp(a.group_shift - 5, 0, L::bits == 8 ? 1 : 2);
+  a.entries = L::units >> a.entry_shift;
+  const int entry_bytes = a.entries * kTileRows * 4;
+  const int tile_bytes = L::tile + (a.scale ? entry_bytes : 0) + (a.packed ? entry_bytes : 0);
   const int available = shared_bytes - 2 * kWarps * 8 * NT * kColumn * 4;
   int fit = L::tiles;
   while (fit > 1 && 2 * kWarps * (L::x_bytes + fit * tile_bytes) > available) --fit;
@@ -330,18 +333,18 @@ int plan(DecodeArgs& a, int blocks, int shared_bytes) {
   a.pass_tiles = (most + passes - 1) / passes;
   a.stage_bytes = L::x_bytes + a.pass_tiles * tile_bytes;
   a.scale_at = L::x_bytes + a.pass_tiles * L::tile;
-  a.packed_at = a.scale_at + (a.scale ? a.pass_tiles * kAux : 0);
+  a.packed_at = a.scale_at + (a.scale ? a.pass_tiles * entry_bytes : 0);
   a.stages = std::clamp(available / (kWarps * a.stage_bytes), 2, kMostStages);
   return kWarps * a.stages * a.stage_bytes;
 }
 
-template <Code C, typename T, int NT>
+template <Code C, bool Packed, typename T, int NT>
 void run_decode(DecodeArgs& a, Target target) {
   const Card card = card_of(target.device);
   a.tiles = (a.n + kTileRows - 1) / kTileRows;
   const int blocks = std::min(a.tiles, card.processors);
   const int bytes = plan<C, NT>(a, blocks, card.shared_bytes);
-  auto* kernel = &multiply_weights<C, T, NT>;
+  auto* kernel = &multiply_weights<C, Packed, T, NT>;
   check_cuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                   cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
              "shared memory of a kernel");
@@ -349,12 +352,13 @@ void run_decode(DecodeArgs& a, Target target) {
   check_cuda(cudaGetLastError(), "kernel launch");
 }
 
-template <Code C>
+// Packed: with a.packed, for which the kernel is another one.
+template <Code C, bool Packed>
 void launch_decode(DecodeArgs& a, Float x, Target target) {
   if (x == Float::bf16) {
-    a.m > 8 ? run_decode<C, bf16, 2>(a, target) : run_decode<C, bf16, 1>(a, target);
+    a.m > 8 ? run_decode<C, Packed, bf16, 2>(a, target) : run_decode<C, Packed, bf16, 1>(a, target);
   } else {
-    a.m > 8 ? run_decode<C, f16, 2>(a, target) : run_decode<C, f16, 1>(a, target);
+    a.m > 8 ? run_decode<C, Packed, f16, 2>(a, target) : run_decode<C, Packed, f16, 1>(a, target);
   }
 }
 

@@ -19,18 +19,20 @@ struct DecodeArgs {
   const float* last;      // what a row's sum is multiplied by: one, or n; or null
   const void* bias;       // n numbers like x, or null
   void* y;                // (m, n)
-  int64_t packed_bytes;
   int m, n, k;
+  int packed_bytes;
   int group_shift, row_shift;  // log2 of the elements and of the rows that share a scale
   int groups;                  // a row
   bool last_per_row;
 
   // How the work is cut, by plan() in weights.cuh.
-  int tiles;        // of 16 rows of W
-  int pass_tiles;   // at most, of a block at a time
-  int stages;       // of the ring of a warp
-  int stage_bytes;  // of which the scales begin at
+  int tiles;                // of 16 rows of W
+  int pass_tiles;           // at most, of a block at a time
+  int stages;               // of the ring of a warp
+  int stage_bytes;          // of which the groups' numbers begin at
   int scale_at, packed_at;
+  int entries;              // numbers a row of W has in a stage, one for
+  int entry_shift;          // 1 << entry_shift units
 };
 
 // One for each code; T is the dtype of x.

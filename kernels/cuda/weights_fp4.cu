@@ -4,7 +4,7 @@
 namespace ixt {
 
 void launch_decode_e2m1(DecodeArgs args, Float x, Target target) {
-  launch_decode<Code::e2m1>(args, x, target);
+  launch_decode<Code::e2m1, true>(args, x, target);
 }
 
 }  // namespace ixt

@@ -4,11 +4,19 @@
 namespace ixt {
 
 void launch_decode_e4m3(DecodeArgs args, Float x, Target target) {
-  launch_decode<Code::e4m3>(args, x, target);
+  if (args.packed != nullptr) {
+    launch_decode<Code::e4m3, true>(args, x, target);
+  } else {
+    launch_decode<Code::e4m3, false>(args, x, target);
+  }
 }
 
 void launch_decode_e5m2(DecodeArgs args, Float x, Target target) {
-  launch_decode<Code::e5m2>(args, x, target);
+  if (args.packed != nullptr) {
+    launch_decode<Code::e5m2, true>(args, x, target);
+  } else {
+    launch_decode<Code::e5m2, false>(args, x, target);
+  }
 }
 
 }  // namespace ixt

@@ -5,7 +5,7 @@
 
 namespace ixt {
 
-// 16 bytes of global memory into shared memory; zeros instead where not `inside`.
+// 16 bytes of global memory into shared memory; zeros where not `inside`, and nothing is read.
 __device__ __forceinline__ void copy16(void* shared, const void* global, bool inside) {
   const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   const int bytes = inside ? 16 : 0;
@@ -57,6 +57,13 @@ __device__ __forceinline__ void multiply(float (&sum)[4], uint32_t a0, uint32_t 
         : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
   }
+}
+
+// (a & mask) ^ flip, in one instruction: the compiler takes two where both are constants.
+__device__ __forceinline__ uint32_t and_xor(uint32_t a, uint32_t mask, uint32_t flip) {
+  uint32_t result;
+  asm("lop3.b32 %0, %1, %2, %3, 0x6A;" : "=r"(result) : "r"(a), "r"(mask), "r"(flip));
+  return result;
 }
 
 // Two FP8 codes as two fp16 numbers.
