@@ -25,7 +25,7 @@ import os
 import sys
 import threading
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 _TRUE, _FALSE = {"1", "true", "on", "yes"}, {"0", "false", "off", "no", ""}
@@ -59,7 +59,7 @@ def _op_names(name: str, value: Any) -> frozenset[str]:
     return names
 
 
-_CHECKS = {
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "enabled": _bool,
     "strict": _bool,
     "numerics": _numerics,
@@ -81,8 +81,7 @@ def _from_env(name: str, default: Any) -> Any:
         return text.lower() in _TRUE
     if isinstance(default, frozenset):
         return _op_names(name, [op for op in text.replace(",", " ").split() if op])
-    checked: str = _CHECKS[name](name, text)
-    return checked
+    return _CHECKS[name](name, text)
 
 
 enabled: bool = _from_env("enabled", False)

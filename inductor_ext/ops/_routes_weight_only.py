@@ -75,7 +75,7 @@ def _kernel_cannot(call: Call) -> str:
         return f"x has {call.rows} rows, the kernel takes {MOST_ROWS}"
     multiple = 128 // call.bits
     if call.k % multiple:
-        return f"K is {call.k}, and rows of codes begin on 16 bytes only for multiples of {multiple}"
+        return f"K is {call.k}, and rows of codes begin on 16 bytes for multiples of {multiple}"
     return ""
 
 

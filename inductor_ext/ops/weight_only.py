@@ -55,9 +55,9 @@ class Family:
     """
 
     arguments: str
-    check: Callable[[Weight, torch.dtype], Any]
-    dequantize: Callable[[Weight, torch.dtype], Tensor]
-    decode: Callable[[Weight], tuple[Any, ...]]
+    check: Callable[[Any, torch.dtype], Any]
+    dequantize: Callable[[Any, torch.dtype], Tensor]
+    decode: Callable[[Any], tuple[Any, ...]]
     bits: int = 8
 
     def call(self, x: Tensor, weight: Weight) -> Call:
@@ -72,7 +72,7 @@ def _fp8_kind(codes: Tensor) -> str:
 
 
 def _int8_decode(w: Weight) -> tuple[Any, ...]:
-    codes, scale, group = w
+    _, scale, group = w
     return ("int8", scale, None, None, group, 1) if group else ("int8", None, None, scale, 0, 1)
 
 
@@ -84,19 +84,19 @@ FAMILIES = {
         lambda w: (_fp8_kind(w[0]), None, None, w[1], 0, 1),
     ),
     "fp8_block": Family(
-        'Tensor codes, Tensor scale_inv, int block_m, int block_k, str layout',
+        "Tensor codes, Tensor scale_inv, int block_m, int block_k, str layout",
         lambda w, dtype: fp8_block.check_dequantize(*w[:4], dtype, w[4]),
         lambda w, dtype: _ops.dequantize_fp8_block(*w[:4], dtype, w[4]),
         lambda w: (_fp8_kind(w[0]), w[1], None, None, w[3], w[2]),
     ),
     "mxfp8": Family(
-        'Tensor codes, Tensor scales, int block_m, int block_k, str layout',
+        "Tensor codes, Tensor scales, int block_m, int block_k, str layout",
         lambda w, dtype: mxfp8.check_dequantize(*w[:4], dtype, w[4]),
         lambda w, dtype: _ops.dequantize_mxfp8(*w[:4], dtype, w[4]),
         lambda w: (_fp8_kind(w[0]), None, w[1], None, w[3], w[2]),
     ),
     "nvfp4": Family(
-        'Tensor codes, Tensor scales, Tensor amax, int block_m, int block_k, str layout',
+        "Tensor codes, Tensor scales, Tensor amax, int block_m, int block_k, str layout",
         lambda w, dtype: nvfp4.check_dequantize(*w[:3], (w[3], w[4]), dtype, w[5]),
         lambda w, dtype: _ops.dequantize_nvfp4(*w[:5], dtype, w[5]),
         lambda w: ("e2m1", None, w[1].view(torch.uint8), w[2], w[4], w[3]),
@@ -213,7 +213,7 @@ def _inputs(family: str, device: torch.device) -> Iterator[tuple[Any, ...]]:
         weight = _exact(family, (n, k), integers, FP8_DTYPES[number % 2])
         bias = integers(-9, 9, n).to(x.dtype) if number % 2 else None
         yield (x, *weight, bias)
-    yield (x[..., None, :].expand(m, 2, k), *weight)
+    yield (x[..., None, :].expand(m, 2, k), *weight, None)
 
 
 def _register(name: str, family: Family) -> OpOverload:
