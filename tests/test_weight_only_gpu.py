@@ -29,25 +29,13 @@ def pinned() -> Iterator[None]:
         yield
 
 
-def of_sum(k: int) -> float:
-    """What the kernel's sums may lose of the sum of magnitudes.
-
-    An instruction adds 16 products, exact, to a sum, cutting each addend below 2^-23 of the
-    largest: 17 * 2^-23.  Up to 8 of them make the sum of a stage of 64 or 128 elements.  Then fp32
-    roundings of 2^-24: the scale, the addition of each stage of a warp (twice as many where a stage
-    has two groups, four times for four), eight warps, two factors of the whole, the bias.
-    """
-    stages = 4 * -(-k // (64 * 8))
-    return 8 * 17 * 2.0**-23 + (stages + 1 + 8 + 2 + 1) * 2.0**-24
-
-
 @name_
 @dtype_
 def test_every_number_of_rows(name: str, dtype: torch.dtype) -> None:
     k = 2 * max(128, weights.multiple(weights.FORMATS[name]))
     for m in range(1, 17):
         case = weights.case(name, m, 50, k, dtype, bias=m % 2 == 0, seed=m)
-        case.require(case.on("cuda").run().cpu(), of_sum(k))
+        case.require(case.on("cuda").run().cpu(), weights.kernel_sum(k))
 
 
 @name_
@@ -57,7 +45,7 @@ def test_ragged(name: str, dtype: torch.dtype) -> None:
     step = weights.multiple(weights.FORMATS[name])
     for m, n, k in ((1, 1, step), (5, 17, 5 * step), (16, 4111, 9 * step), (9, 16 * 150, 4 * step)):
         case = weights.case(name, m, n, k, dtype, bias=True, seed=n)
-        case.require(case.on("cuda").run().cpu(), of_sum(k))
+        case.require(case.on("cuda").run().cpu(), weights.kernel_sum(k))
 
 
 @name_
@@ -65,7 +53,7 @@ def test_long_rows(name: str) -> None:
     """Several stages a warp, and the ring goes round."""
     for m in (3, 16):
         case = weights.case(name, m, 70, 256 * 45, BF16, seed=m)
-        case.require(case.on("cuda").run().cpu(), of_sum(256 * 45))
+        case.require(case.on("cuda").run().cpu(), weights.kernel_sum(256 * 45))
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))

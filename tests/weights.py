@@ -42,6 +42,18 @@ CPU_SUM = 2 * 2.0**-24
 """The exact sum is rounded to fp32 once, and once more when the bias is added."""
 
 
+def kernel_sum(k: int) -> float:
+    """Return what the CUDA kernel's sums may lose of the sum of magnitudes.
+
+    An instruction adds 16 products, exact, to a sum, cutting each addend below 2^-23 of the
+    largest: 17 * 2^-23.  Up to 8 of them make the sum of a stage of 64 or 128 elements.  Then fp32
+    roundings of 2^-24: the scale, the addition of each stage of a warp (twice as many where a stage
+    has two groups, four times for four), eight warps, two factors of the whole, the bias.
+    """
+    stages = 4 * -(-k // (64 * 8))
+    return 8 * 17 * 2.0**-23 + (stages + 1 + 8 + 2 + 1) * 2.0**-24
+
+
 def multiple(format: ixt.Format) -> int:
     """Return what K must be a multiple of, so that it quantizes and the CUDA kernel reads it."""
     if isinstance(format, ixt.INT4):
