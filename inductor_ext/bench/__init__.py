@@ -13,10 +13,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m inductor_ext bench", description=__doc__)
     parser.add_argument(
         "suite",
-        choices=["chains", "shapes", "layer", "kernels", "cpu"],
+        choices=["chains", "shapes", "layer", "kernels", "cpu", "decode"],
         help="what to measure: producers and quantize ops as one graph; 60 of those at other"
-        " shapes; a Llama layer, compile time included; every eager kernel against a copy; or the"
-        " CPU kernels against their formula",
+        " shapes; a Llama layer, compile time included; every eager kernel against a copy; the"
+        " CPU kernels against their formula; or products of few rows with quantized weights",
     )
     parser.add_argument("--rows", type=int, help="rows (chains: 16384, on a CPU 2048; cpu: 4096)")
     parser.add_argument(
@@ -24,7 +24,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--shape", type=shape_of, action="append", metavar="MxK",
-        help="kernels; may be repeated (default: 16384x8192, 8192x4096 and 4096x14336)",
+        help="kernels, decode (NxK); may be repeated (default: 16384x8192, 8192x4096 and"
+        " 4096x14336; decode: 4096x4096, 14336x4096, 4096x14336 and 8192x28672)",
     )  # fmt: skip
     parser.add_argument(
         "--compiled", action="store_true",

@@ -129,13 +129,12 @@ __device__ __forceinline__ int entry_at(const DecodeArgs& a, int i, int u, int r
   return 4 * ((i * a.entries + (u >> a.entry_shift)) * kTileRows + row);
 }
 
-// The byte of a unit's group: it was copied with its three neighbours.
+// The byte of the group that begins with a unit: it was copied with its three neighbours.
 template <Code C, int NT>
 __device__ __forceinline__ uint32_t packed_byte(const DecodeArgs& a, const char* slot, int i, int u,
                                                 int row, int tile, int stage, int lane) {
   const int n = min((tile + i) * kTileRows + row, a.n - 1);
-  const int first = (u >> a.entry_shift << a.entry_shift) * kUnit;
-  int place = group_index(a, n, min(stage * Layout<C, NT>::stage + first, a.k - 1)) & 3;
+  int place = group_index(a, n, min(stage * Layout<C, NT>::stage + u * kUnit, a.k - 1)) & 3;
   if constexpr (C == Code::e2m1) place += lane % 4 / 2;  // a unit has two groups, place is even
   return __byte_perm(read32(slot + a.packed_at + entry_at(a, i, u, row)), 0, 0x4440 + place);
 }
@@ -154,18 +153,23 @@ __device__ __forceinline__ void multiply_stage(const DecodeArgs& a, const char* 
   for (int i = 0; i < L::tiles; ++i) {
     if (i >= count) break;
     float part[NT][4] = {};
+    uint32_t byte[2] = {8, 8};  // the zero point of symmetric int4
 #pragma unroll
     for (int u = 0; u < L::units; ++u) {
       uint32_t w[2][4];
-      uint32_t byte[2] = {8, 8};  // the zero point of symmetric int4
+      if constexpr (Packed) {
+        if (u == 0 || in_codes || (u & ((1 << a.entry_shift) - 1)) == 0) {  // another group
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int row = lane / 4 + 8 * half;
+            byte[half] = packed_byte<C, NT>(a, slot, i, u, row, tile, stage, lane);
+          }
+        }
+      }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int row = lane / 4 + 8 * half;
-        if constexpr (Packed) {
-          byte[half] = packed_byte<C, NT>(a, slot, i, u, row, tile, stage, lane);
-        }
-        const char* codes = slot + L::x_bytes + i * L::tile + u * L::unit + row * L::row;
-        Decoder<C, T>::pairs(read_codes<C>(codes + lane % 4 * (L::row / 4)),
+        const int at = u * L::unit + (lane / 4 + 8 * half) * L::row + lane % 4 * (L::row / 4);
+        Decoder<C, T>::pairs(read_codes<C>(slot + L::x_bytes + i * L::tile + at),
                              Decoder<C, T>::aid(byte[half]), flip, w[half]);
       }
 #pragma unroll
