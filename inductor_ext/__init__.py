@@ -52,6 +52,7 @@ from .functional import (
 from .gemm import scaled_mm, scaled_mm_accumulate_
 from .grouped import scaled_grouped_mm
 from .registry import Autograd, OpContract, Record, clear_records, contracts, records, register
+from .weight_only import weight_only_mm
 
 if TYPE_CHECKING:
     from .explain import explain
@@ -63,7 +64,7 @@ __all__ = [
     "clear_records", "config", "contracts", "dequantize", "disable", "enable", "explain",
     "format_from_json", "geglu", "gelu", "layer_norm", "ops", "quantize", "records", "register",
     "relu2", "rms_norm", "scaled_grouped_mm", "scaled_mm", "scaled_mm_accumulate_", "silu",
-    "swiglu",
+    "swiglu", "weight_only_mm",
 ]  # fmt: skip
 
 

@@ -16,6 +16,8 @@ flag               environment variable       meaning
                                               "dequantize", "reference" (docs/gemm.md)
 ``grouped_gemm``   INDUCTOR_EXT_GROUPED_GEMM  "auto", or the route of every grouped GEMM: "library",
                                               "triton", "reference" (docs/grouped_gemm.md)
+``weight_only``    INDUCTOR_EXT_WEIGHT_ONLY   "auto", or the route of products with a quantized
+                                              weight: "kernel", "dequantize" (docs/weight_only.md)
 =================  =========================  ================================================
 
 Assign to a flag, or use :func:`patch` for a while.  Inductor's tables are shared by all threads,
@@ -77,6 +79,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "templates": _bool,
     "gemm": _route_of("auto", "library", "dequantize", "reference"),
     "grouped_gemm": _route_of("auto", "library", "triton", "reference"),
+    "weight_only": _route_of("auto", "kernel", "dequantize"),
 }
 
 
@@ -102,6 +105,7 @@ always_lower: bool = _from_env("always_lower", False)
 templates: bool = _from_env("templates", True)
 gemm: str = _from_env("gemm", "auto")
 grouped_gemm: str = _from_env("grouped_gemm", "auto")
+weight_only: str = _from_env("weight_only", "auto")
 
 _lock = threading.RLock()
 

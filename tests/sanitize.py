@@ -14,6 +14,7 @@ from typing import Any
 
 import cases
 import torch
+import weights
 from card import FAMILIES
 
 import inductor_ext as ixt
@@ -55,16 +56,33 @@ def on_contracts_inputs(device: str) -> Iterator[str]:
                 yield contract.name
 
 
+def on_weights(device: str) -> Iterator[str]:
+    """The kernels of weight_only_mm, in turns over rows of x and dtypes, within their bound."""
+    pin = "auto" if device == "cpu" else "kernel"
+    with ixt.config.patch(weight_only=pin):
+        for turn, (name, format) in enumerate(weights.FORMATS.items()):
+            k = 5 * weights.multiple(format)
+            for m, n in ((1, 7), (8, 16), (9, 33), (16, 130)):
+                dtype = (torch.bfloat16, torch.float16)[(turn + m) % 2]
+                case = weights.case(name, m, n, k, dtype, bias=m > 8)
+                case.require(case.on(device).run().cpu(), weights.kernel_sum(k))
+                yield name
+
+
 def main() -> None:
     """Run everything, and say how many calls that was."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
     device: Any = parser.parse_args().device
     compared = len([*on_oracles_inputs(device)])
+    multiplied = len([*on_weights(device)])
     called = len([*on_contracts_inputs(device)])
     if device != "cpu":
         torch.cuda.synchronize()
-    print(f"{device}: {compared} calls have the oracle's bits, {called} more ran")
+    print(
+        f"{device}: {compared} calls have the oracle's bits, {multiplied} products are within "
+        f"their bound, {called} more ran"
+    )
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 import inductor_ext as ixt
 from inductor_ext import _compat, bench, fake_gpu, support
 from inductor_ext.bench import (
+    decode,
     gemm,
     gemm_cases,
     gemm_grouped,
@@ -204,11 +205,40 @@ def test_experts_have_all_tokens() -> None:
         assert min(counts) >= 0
 
 
+def test_decode_is_measured_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = tmp_path / "numbers.json"
+    arguments = ["decode", "--device", "cpu", "--only", "int4 128", "--shape", "64x256"]
+    assert bench.main([*arguments, "--json", str(kept)]) == 0
+    report = json.loads(kept.read_text())
+    rows = report["products"]
+    assert [(row["kind"], row["rows"]) for row in rows] == [
+        ("INT4 128", 1), ("INT4 128", 32), ("INT4 128 asymmetric", 1), ("INT4 128 asymmetric", 32),
+    ]  # fmt: skip
+    assert [row["bytes"] for row in rows[::2]] == [64 * 128 + 64 * 8, 64 * 128 + 64 * 10]
+    for row in rows:
+        assert row["route"] == "auto"
+        assert min(row["us"]["auto"], row["bf16_us"]) > 0
+        share = 100 * row["bytes"] / row["us"]["auto"] * 1e6 / report["copy_bytes_per_second"]
+        assert row["percent"] == pytest.approx(share, rel=0.02, abs=0.1)
+    assert "INT4 128 asymmetric" in capsys.readouterr().out
+    assert bench.main(["decode", "--device", "cpu", "--only", "nothing like it"]) == 2
+
+
+def test_decode_takes_the_routes_that_there_are() -> None:
+    cuda = torch.device("cuda")
+    assert decode.routes(16, cuda) == ("kernel", "dequantize")
+    assert decode.routes(17, cuda) == ("dequantize",)
+    for kind in decode.KINDS:
+        assert ixt.quantize(torch.randn(128, 256), kind.format).codes.shape[0] == 128
+
+
 def test_every_cuda_kernel_is_measured() -> None:
     """Matrix products apart, which ``bench gemm`` measures."""
     with_kernel = {row.op for row in support.table() if row.cuda != "PyTorch"}
     products = {name for name in with_kernel if name.startswith("scaled_")}
     assert with_kernel - products == {case.op for case in CASES}
+    products = {name for name in with_kernel if name.startswith("weight_only_mm_")}
+    assert with_kernel - {"scaled_mm"} - products == {case.op for case in CASES}
     assert len({str(case) for case in CASES}) == len(CASES)
 
 

@@ -24,6 +24,7 @@ DEFAULTS = {
     "templates": True,
     "gemm": "auto",
     "grouped_gemm": "auto",
+    "weight_only": "auto",
 }
 
 
@@ -61,7 +62,7 @@ def test_environment(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [
         "{'enabled': True, 'strict': True, 'numerics': 'fast',"
         " 'disabled_ops': ['a::b', 'inductor_ext::dequantize_fp8'], 'always_lower': False,"
-        " 'templates': True, 'gemm': 'auto', 'grouped_gemm': 'auto'}",
+        " 'templates': True, 'gemm': 'auto', 'grouped_gemm': 'auto', 'weight_only': 'auto'}",
         "True False",
     ], done.stderr
 

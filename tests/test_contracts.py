@@ -67,4 +67,6 @@ def test_every_op_of_the_families_is_here() -> None:
     for name in ("", "_fp8_block", "_mxfp8", "_nvfp4", "_int8"):
         expected |= {f"scaled_mm{name}", f"scaled_mm{name}_accumulate_"}
     expected |= {f"quantize_{name}_mode" for name in ("fp8", "mxfp8", "int8", "nvfp4")}
+    weights = ("fp8", "fp8_block", "mxfp8", "nvfp4", "int8", "int4")
+    expected |= {f"weight_only_mm_{name}" for name in weights}
     assert set(NAMES) == {f"inductor_ext::{name}" for name in expected} | floats.FAMILY

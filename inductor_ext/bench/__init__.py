@@ -32,7 +32,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--shape", type=shape_of, action="append", metavar="MxK",
-        help="kernels; may be repeated (default: 16384x8192, 8192x4096 and 4096x14336)",
+        help="kernels, decode (NxK); may be repeated (default: 16384x8192, 8192x4096 and"
+        " 4096x14336; decode: 4096x4096, 14336x4096, 4096x14336 and 8192x28672)",
     )  # fmt: skip
     parser.add_argument(
         "--compiled", action="store_true",
