@@ -12,6 +12,9 @@ flag               environment variable       meaning
                                               and its own kernel is known to be faster (off)
 ``templates``      INDUCTOR_EXT_TEMPLATES     fuse producers into Triton templates of our own where
                                               a plain lowering takes more kernels (on)
+``attention``      INDUCTOR_EXT_ATTENTION     "auto", or the back end of attention: "cudnn",
+                                              "flash", "efficient", "math"; of FP8: "triton",
+                                              "dequantize" (docs/attention.md)
 =================  =========================  ================================================
 
 Assign to a flag, or use :func:`patch` for a while.  Inductor's tables are shared by all threads,
@@ -43,6 +46,14 @@ def _numerics(name: str, value: Any) -> str:
     return str(value)
 
 
+def _attention(name: str, value: Any) -> str:
+    backends = ("auto", "cudnn", "flash", "efficient", "math", "triton", "dequantize")
+    if value not in backends:
+        said = ", ".join(f'"{backend}"' for backend in backends)
+        raise ValueError(f"config.{name} must be one of {said}, got {value!r}")
+    return str(value)
+
+
 def _op_names(name: str, value: Any) -> frozenset[str]:
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise TypeError(f"config.{name} must be a collection of op names, got {value!r}")
@@ -60,6 +71,7 @@ _CHECKS = {
     "disabled_ops": _op_names,
     "always_lower": _bool,
     "templates": _bool,
+    "attention": _attention,
 }
 
 
@@ -74,7 +86,7 @@ def _from_env(name: str, default: Any) -> Any:
         return text.lower() in _TRUE
     if isinstance(default, frozenset):
         return _op_names(name, [op for op in text.replace(",", " ").split() if op])
-    return _numerics(name, text)
+    return str(_CHECKS[name](name, text))
 
 
 enabled: bool = _from_env("enabled", False)
@@ -83,6 +95,7 @@ numerics: str = _from_env("numerics", "exact")
 disabled_ops: frozenset[str] = _from_env("disabled_ops", frozenset())
 always_lower: bool = _from_env("always_lower", False)
 templates: bool = _from_env("templates", True)
+attention: str = _from_env("attention", "auto")
 
 _lock = threading.RLock()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from . import (
     activations,
     amax,
+    attention,
+    attention_fp8,
     fp8,
     fp8_block,
     fp8_both,
@@ -20,6 +22,6 @@ from . import (
 )
 
 __all__ = [
-    "activations", "amax", "fp8", "fp8_block", "fp8_both", "int4", "int8", "modes", "mxfp8",
+    "activations", "amax", "attention", "attention_fp8", "fp8", "fp8_block", "fp8_both", "int4", "int8", "modes", "mxfp8",
     "norms", "nvfp4", "rounding", "scaled_mm", "scaling",
 ]  # fmt: skip
