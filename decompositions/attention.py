@@ -47,7 +47,7 @@ def attention(
     """
     scores = _scores(q.to(compute), k.to(compute), offsets, offsets_k, scale, left, right)
     lse = torch.logsumexp(scores, -1)
-    out = _groups(_probabilities(scores, lse) @ v.to(compute).unsqueeze(2), q.shape)
+    out = (_probabilities(scores, lse) @ v.to(compute).unsqueeze(2)).reshape(q.shape)
     return _as_rows(out.to(dtype or q.dtype)), lse.reshape(q.shape[:3]).float()
 
 
@@ -73,7 +73,7 @@ def attention_backward(
     dQ = scale * dS K, dK = scale * dSᵀ Q; those of a key's head are summed over its queries' heads.
     """
     q64, k64, v64 = (t.to(compute) for t in (q, k, v))
-    shape = (q.shape[0], k.shape[1], -1, *q.shape[2:])
+    shape = _by_group(q, k)
     p = _probabilities(
         _scores(q64, k64, offsets, offsets_k, scale, left, right),
         lse.to(compute).reshape(shape[:-1]),
@@ -81,10 +81,10 @@ def attention_backward(
     by_group = grad.to(compute).reshape(shape)
     delta = (by_group * out.to(compute).reshape(shape)).sum(-1, keepdim=True)
     ds = p * (by_group @ v64.unsqueeze(2).mT - delta) * scale
-    dq = _groups(ds @ k64.unsqueeze(2), q.shape)
+    dq = (ds @ k64.unsqueeze(2)).reshape(q.shape)
     dk = (ds.mT @ q64.reshape(shape)).sum(2)
     dv = (p.mT @ by_group).sum(2)
-    return tuple(_as_rows(t.to(q.dtype)) for t in (dq, dk, dv))  # type: ignore[return-value]
+    return _as_rows(dq.to(q.dtype)), _as_rows(dk.to(q.dtype)), _as_rows(dv.to(q.dtype))
 
 
 def attention_fp8(
@@ -113,11 +113,9 @@ def attention_fp8(
             for each 128 tokens of a head.
         dtype: of the result.
     """
-    values = (
-        dequantize(codes, multiplier, torch.float64)
-        for codes, multiplier in ((q, q_scale), (k, k_scale), (v, v_scale))
-    )
-    return attention(*values, offsets, offsets_k, scale, left, right, dtype=dtype)
+    pairs = (q, q_scale), (k, k_scale), (v, v_scale)
+    q, k, v = (dequantize(codes, multiplier, torch.float64) for codes, multiplier in pairs)
+    return attention(q, k, v, offsets, offsets_k, scale, left, right, dtype=dtype)
 
 
 def dequantize(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
@@ -127,7 +125,7 @@ def dequantize(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def each_row(scale: Tensor, rows: int) -> Tensor:
-    """Return the scales of one tensor, of heads, or of blocks so that they multiply (B, H, S, D)."""
+    """Return the scales so that they multiply (B, H, S, D)."""
     if scale.dim() == 3 and scale.shape[2] != 1:
         return scale.repeat_interleave(BLOCK, 2)[:, :, :rows, None]
     return scale[(...,) + (None,) * (4 - scale.dim())] if scale.dim() > 1 else scale.reshape(())
@@ -139,9 +137,9 @@ def _as_rows(out: Tensor) -> Tensor:
     return torch.empty(rows.shape, dtype=out.dtype, device=out.device).copy_(rows).transpose(1, 2)
 
 
-def _groups(x: Tensor, shape: torch.Size) -> Tensor:
-    """Return (B, Hkv, G, S, D) as (B, Hq, S, D)."""
-    return x.reshape(shape)
+def _by_group(q: Tensor, k: Tensor) -> tuple[int, int, int, int, int]:
+    """Return the shape (B, Hkv, Hq / Hkv, S, D) of the queries."""
+    return q.shape[0], k.shape[1], q.shape[1] // k.shape[1], q.shape[2], q.shape[3]
 
 
 def _scores(
@@ -154,8 +152,7 @@ def _scores(
     right: int,
 ) -> Tensor:
     """Return the scores, (B, Hkv, Hq / Hkv, Sq, Sk), -inf where a key is not visible."""
-    by_group = q.reshape(q.shape[0], k.shape[1], -1, *q.shape[2:])
-    scores = (by_group @ k.unsqueeze(2).mT) * scale
+    scores = (q.reshape(_by_group(q, k)) @ k.unsqueeze(2).mT) * scale
     seen = visible(q, k, offsets, offsets_k, left, right)
     return scores if seen is None else scores.masked_fill(~seen, float("-inf"))
 

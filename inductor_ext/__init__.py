@@ -50,6 +50,7 @@ from .functional import (
     swiglu,
 )
 from .registry import Autograd, OpContract, Record, clear_records, contracts, records, register
+from .sdpa import attention
 
 if TYPE_CHECKING:
     from .explain import explain
@@ -58,6 +59,7 @@ __all__ = [
     "FP8", "INT4", "INT8", "MXFP8", "NVFP4", "Autograd", "BothWays", "CompatError", "Decline",
     "DeclinedError", "Format", "InductorExtError", "InductorExtWarning", "LoweringError",
     "OpContract", "Quantized", "Record", "RegistrationError", "__version__", "add_rms_norm",
+    "attention",
     "clear_records", "config", "contracts", "dequantize", "disable", "enable", "explain",
     "format_from_json", "geglu", "gelu", "layer_norm", "ops", "quantize", "records", "register",
     "relu2", "rms_norm", "scaled_mm", "silu", "swiglu",

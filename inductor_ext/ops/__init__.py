@@ -22,6 +22,20 @@ from . import (
 )
 
 __all__ = [
-    "activations", "amax", "attention", "attention_fp8", "fp8", "fp8_block", "fp8_both", "int4", "int8", "modes", "mxfp8",
-    "norms", "nvfp4", "rounding", "scaled_mm", "scaling",
+    "activations",
+    "amax",
+    "attention",
+    "attention_fp8",
+    "fp8",
+    "fp8_block",
+    "fp8_both",
+    "int4",
+    "int8",
+    "modes",
+    "mxfp8",
+    "norms",
+    "nvfp4",
+    "rounding",
+    "scaled_mm",
+    "scaling",
 ]  # fmt: skip

@@ -70,7 +70,7 @@ def choose_attention(call: Call) -> tuple[str, str]:
     order, why = ELSEWHERE if call.capability is None else ORDER.get(call.capability, ELSEWHERE)
     if call.capability is None:
         order, why = ("flash", "math"), "PyTorch's kernel for the CPU"
-    refused = []
+    refused: list[str] = []
     for name in order:
         reason = _refusal(name, call)
         if reason is None:

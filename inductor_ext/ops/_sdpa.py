@@ -29,12 +29,15 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Call a back end; returns out (B, H, S, D), as the back end lays it out, and lse."""
     if name == "math":
-        return math(q, k, v, *rest, compute=torch.float32)
+        exact: tuple[Tensor, Tensor] = math(q, k, v, *rest, compute=torch.float32)
+        return exact
     scale, causal = rest[2], rest[4] == 0
+    q, k, v = _ready(q), _ready(k), _ready(v)
     if call.capability is None:
         k, v = _repeat(q, k, v)
-        return _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
-    q, k, v = _ready(q), _ready(k), _ready(v)
+        kernel = _aten._scaled_dot_product_flash_attention_for_cpu
+        out, lse = kernel(q, k, v, 0.0, causal, scale=scale)
+        return out, lse
     if name == "cudnn":
         out, lse, *_ = _aten._scaled_dot_product_cudnn_attention(
             q, k, v, None, True, 0.0, causal, False, scale=scale
@@ -69,16 +72,16 @@ def backward(
 ) -> tuple[Tensor, ...]:
     """Return the gradients of q, k and v, as the back end lays them out."""
     if name == "math":
-        return math_backward(grad, q, k, v, out, lse, *rest, compute=torch.float32)
+        return tuple(math_backward(grad, q, k, v, out, lse, *rest, compute=torch.float32))
     scale, causal = rest[2], rest[4] == 0
     heads = k.shape[1]
+    grad, q, k, v, out = (_ready(t) for t in (grad, q, k, v, out))
     if call.capability is None:
         k, v = _repeat(q, k, v)
         gradients = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad, q, k, v, out, lse, 0.0, causal, scale=scale
         )
         return _sum_groups(gradients, heads)
-    grad, q, k, v, out = (_ready(t) for t in (grad, q, k, v, out))
     if name == "cudnn":
         seed = torch.empty((), dtype=torch.int64, device=q.device)  # of dropout, of which is none
         shaped = lse.reshape(lse.shape + (1,) * (_cudnn_lse_dimensions(q.device) - 3))
@@ -146,7 +149,9 @@ def _ready(x: Tensor) -> Tensor:
     """Return the tensor with rows that begin at multiples of 16 bytes, copied if they do not."""
     step = 16 // x.element_size()
     aligned = x.stride(3) == 1 and all(s % step == 0 for s in x.stride()[:3])
-    return x if aligned and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
+    return (
+        x if aligned and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
+    )
 
 
 @functools.cache

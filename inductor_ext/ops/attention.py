@@ -35,6 +35,7 @@ def check_attention(
     left: int,
     right: int,
     max_length: int,
+    *,
     dtypes: tuple[torch.dtype, ...] = INPUT_DTYPES,
 ) -> None:
     """Raise TypeError or ValueError for arguments that attention does not take."""
@@ -141,9 +142,7 @@ def _check_backward(
     check_dtype("lse", lse.dtype, (torch.float32,))
     check_same_device("lse", lse, "q", q)
     if lse.shape != q.shape[:3]:
-        raise ValueError(
-            f"`lse` must have the shape {tuple(q.shape[:3])}, got {tuple(lse.shape)}"
-        )
+        raise ValueError(f"`lse` must have the shape {tuple(q.shape[:3])}, got {tuple(lse.shape)}")
 
 
 def _fake_backward(
@@ -176,7 +175,8 @@ def _run_backward(
     call = call_of(q, k, given)
     name, _ = choose_attention(call)
     made = _sdpa.backward(name, call, grad, q, k, v, out, lse, given)
-    return tuple(as_rows(gradient, q.dtype) for gradient in made)  # type: ignore[return-value]
+    dq, dk, dv = (as_rows(gradient, q.dtype) for gradient in made)
+    return dq, dk, dv
 
 
 @torch.no_grad()  # as a compiled kernel
@@ -233,7 +233,7 @@ def samples(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[Any, ...
         return made.to(dtype).transpose(1, 2)
 
     offsets = torch.tensor([0, 5, 5, 21], dtype=torch.int32, device=device)
-    yield heads(2, 24), heads(2, 24), heads(2, 24), None, None, 0.25
+    yield heads(3, 24), heads(3, 24), heads(3, 24), None, None, 0.25
     yield heads(4, 7), heads(2, 7), heads(2, 7), None, None, 0.3, -1, 0
     yield heads(4, 5), heads(1, 24), heads(1, 24), None, None, 0.25, 6, 0
     yield heads(2, 21, 1), heads(1, 21, 1), heads(1, 21, 1), offsets, None, 0.25, -1, 0, 16

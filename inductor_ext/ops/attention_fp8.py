@@ -50,9 +50,9 @@ def check_attention_fp8(
     q: Tensor, k: Tensor, v: Tensor, q_scale: Tensor, k_scale: Tensor, v_scale: Tensor, *rest: Any
 ) -> None:
     """Raise TypeError or ValueError for arguments that attention of codes does not take."""
-    *given, dtype = _all(rest)
-    check_attention(q, k, v, *given, dtypes=(E4M3,))
-    check_dtype("dtype", dtype, INPUT_DTYPES)
+    given = _all(rest)
+    check_attention(q, k, v, *given[:6], dtypes=(E4M3,))
+    check_dtype("dtype", given[6], INPUT_DTYPES)
     packed = given[0] is not None
     _check_scale("q_scale", q_scale, q, packed)
     _check_scale("k_scale", k_scale, k, packed)
@@ -88,10 +88,11 @@ def _cuda(
     if route == "triton":
         return _triton(call, q, k, v, scales, given, dtype)
     if route == "math":
-        return reference.attention_fp8(q, k, v, *scales, *given, dtype)
-    wide = _wide(dtype)
-    values = (reference.dequantize(x, s, wide) for x, s in zip((q, k, v), scales, strict=True))
-    out, lse = attention_by(*values, given)
+        exact: Pair = reference.attention_fp8(q, k, v, *scales, *given, dtype)
+        return exact
+    pairs = zip((q, k, v), scales, strict=True)
+    q, k, v = (reference.dequantize(codes, s, _wide(dtype)) for codes, s in pairs)
+    out, lse = attention_by(q, k, v, given)
     return as_rows(out, dtype), lse
 
 
