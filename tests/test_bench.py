@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from inductor_ext import bench, support
-from inductor_ext.bench import kernels, layer, shapes
+from inductor_ext.bench import attention, kernels, layer, shapes
 from inductor_ext.bench.chain_cases import Chain, chains
 from inductor_ext.bench.chains import tensors
 from inductor_ext.bench.chart import chart
@@ -202,3 +202,17 @@ def test_unknown_suite_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         bench.main(["nothing"])
     assert "chains" in capsys.readouterr().err
+
+
+def test_attention_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors are those of the formats, and a back end that the CPU has not is left out."""
+    monkeypatch.setattr(attention, "TINY", (attention.Case(80, 2, 1, 16),) * 2)
+    monkeypatch.setattr(attention, "device_time", lambda call, device: 1.0)
+    kept = tmp_path / "attention.json"
+    assert bench.main(["attention", "--device", "cpu", "--json", str(kept)]) == 0
+    lines = {line["what"]: line["error"] for line in json.loads(kept.read_text())["attention"]}
+    assert "bf16 cudnn" not in lines
+    assert lines["bf16 auto"] < 2.0**-6
+    assert 2.0**-6 < lines["FP8 auto"] < 2.0**-3
+    assert 2.0**-6 < lines["outliers, q and k rotated: definition"] < 2.0**-3
+    assert bench.main(["attention", "--device", "cpu", "--only", "nothing like it"]) == 2

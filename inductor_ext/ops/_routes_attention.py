@@ -139,10 +139,10 @@ def _refusal_fp8(name: str, call: Call) -> str | None:
         return None
     if call.empty:
         return "there is nothing to compute"
-    if call.capability is None:
-        return "it runs on CUDA"
     if name == "dequantize":
         return None
+    if call.capability is None:
+        return "it runs on CUDA"
     if call.capability < (8, 9):
         return "FP8 tensor cores came with sm_89"
     if importlib.util.find_spec("triton") is None:

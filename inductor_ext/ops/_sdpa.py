@@ -115,8 +115,6 @@ def _flash(call: Call, q: Tensor, k: Tensor, rest: Args) -> tuple[tuple[Any, ...
     offsets, offsets_k, scale, left, right, max_length = rest
     longest = (max_length, max_length) if max_length > 0 else (q.shape[2], k.shape[2])
     lengths = (offsets, offsets if offsets_k is None else offsets_k, *longest)
-    if call.right == 0:  # flash looks at the causal flag, and then at the left bound alone
-        right = 0
     return lengths, {"scale": scale, "window_size_left": left, "window_size_right": right}
 
 

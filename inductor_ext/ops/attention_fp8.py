@@ -66,21 +66,9 @@ def _fake(
     return empty_result(q, _all(rest)[-1])
 
 
-attention_fp8 = define(
-    "attention_fp8(Tensor q, Tensor k, Tensor v, Tensor q_scale, Tensor k_scale, Tensor v_scale, "
-    "Tensor? offsets, Tensor? offsets_k, float scale, int left=-1, int right=-1, "
-    "int max_length=-1, ScalarType dtype=bfloat16) -> (Tensor, Tensor)",
-    fake=_fake,
-    reference=reference.attention_fp8,
-    compiled=False,
-)
-
-
-@torch.no_grad()  # as a compiled kernel: the op has no gradient rule
-def _cuda(
+def _run(
     q: Tensor, k: Tensor, v: Tensor, q_scale: Tensor, k_scale: Tensor, v_scale: Tensor, *rest: Any
 ) -> Pair:
-    check_attention_fp8(q, k, v, q_scale, k_scale, v_scale, *rest)
     *given, dtype = _all(rest)
     call = call_of(q, k, given)
     route, _ = choose_attention_fp8(call)
@@ -121,6 +109,22 @@ def _triton(
     longest = max_length if max_length > 0 else q.shape[2]
     kernel.launch(q, k, v, scales, packed, scale, left, right, longest, out, lse)
     return out, lse
+
+
+attention_fp8 = define(
+    "attention_fp8(Tensor q, Tensor k, Tensor v, Tensor q_scale, Tensor k_scale, Tensor v_scale, "
+    "Tensor? offsets, Tensor? offsets_k, float scale, int left=-1, int right=-1, "
+    "int max_length=-1, ScalarType dtype=bfloat16) -> (Tensor, Tensor)",
+    fake=_fake,
+    reference=_run,
+    compiled=False,
+)
+
+
+@torch.no_grad()  # as a compiled kernel: the op has no gradient rule
+def _cuda(*args: Any) -> Pair:
+    check_attention_fp8(*args)
+    return _run(*args)
 
 
 LIBRARY.impl("attention_fp8", _cuda, "CUDA")
