@@ -14,7 +14,7 @@ flag               environment variable       meaning
                                               a plain lowering takes more kernels (on)
 ``attention``      INDUCTOR_EXT_ATTENTION     "auto", or the back end of attention: "cudnn",
                                               "flash", "efficient", "math"; of FP8: "triton",
-                                              "dequantize" (docs/attention.md)
+                                              "cudnn_frontend", "dequantize" (docs/attention.md)
 =================  =========================  ================================================
 
 Assign to a flag, or use :func:`patch` for a while.  Inductor's tables are shared by all threads,
@@ -47,7 +47,8 @@ def _numerics(name: str, value: Any) -> str:
 
 
 def _attention(name: str, value: Any) -> str:
-    backends = ("auto", "cudnn", "flash", "efficient", "math", "triton", "dequantize")
+    sdpa, fp8 = ("cudnn", "flash", "efficient", "math"), ("triton", "cudnn_frontend", "dequantize")
+    backends = ("auto", *sdpa, *fp8)
     if value not in backends:
         said = ", ".join(f'"{backend}"' for backend in backends)
         raise ValueError(f"config.{name} must be one of {said}, got {value!r}")

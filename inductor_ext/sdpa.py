@@ -165,7 +165,6 @@ def _quantize_and_attend(
 ) -> tuple[Any, tuple[Tensor, ...]]:
     """Return what the op returns, and the codes and scales that it was given."""
     (q8, q_scale), (k8, k_scale), (v8, v_scale) = (_quantize(x, format) for x in (q, k, v))
-    v8 = v8.mT.contiguous().mT  # the tokens innermost, as the kernel's second product wants them
     saved = q8, k8, v8, q_scale, k_scale, v_scale
     return call_with_gradient(_ops.attention_fp8.default, *saved, *rest, q.dtype), saved
 

@@ -188,6 +188,38 @@ def test_graph_capture_and_repeats() -> None:
     assert torch.equal(first[1], again[1])
 
 
+def test_graph_of_the_frontend() -> None:
+    """cuDNN's frontend takes the graph; building it needs a card."""
+    pytest.importorskip("cudnn")
+    from inductor_ext.ops import _cudnn_frontend as frontend
+
+    q = torch.empty(2, 32, 8, 128).to(E4M3).transpose(1, 2)
+    k = torch.empty(2, 32, 2, 128).to(E4M3).transpose(1, 2)
+    layout = frontend.layout_of(q, k, k, True, 0.1)
+    assert hash(layout) == hash(frontend.layout_of(q.clone(), k, k, True, 0.1))
+    graph, named = frontend.graph_of(layout)
+    graph.validate()
+    assert list(named["o"].get_dim()) == list(q.shape)
+    assert list(named["o"].get_stride()) == list(q.stride())
+
+
+@gpu
+def test_frontend_on_a_card() -> None:
+    """The bound of the kernel, and the result's own rounding to e4m3 in units of V's scale."""
+    pytest.importorskip("cudnn")
+    for case in (EVERY["dimension 128"], EVERY["groups"], EVERY["plain"]):
+        case = case._replace(keys=case.queries)
+        codes, scales = quantized(case, "tensor")
+        here = [codes[0].cuda(), codes[1].cuda(), codes[2].contiguous().cuda()]
+        with ixt.config.patch(attention="cudnn_frontend"):
+            out, lse = OPS.attention_fp8(*here, *(s.cuda() for s in scales), *case.rest("cuda"))
+        want = case.true(*values(codes, scales))
+        lost = score_error(*values(codes, scales)[:2], case.dim**-0.5, 2.0**-12)
+        rounding = 2.0**-4 * (want.out.abs() + want.magnitude / 8) + 2.0**-9 * float(scales[2])
+        wider = want._replace(largest=want.largest + rounding / FLOOR)
+        require_within((out, lse), wider, PROBABILITY + 2.0**-8, FLOOR, lost)
+
+
 class _Pointer:
     """An aligned pointer of a dtype, for compiling without a card."""
 

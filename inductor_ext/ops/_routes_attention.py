@@ -17,9 +17,10 @@ from .. import config
 SDPA = ("cudnn", "flash", "efficient", "math")
 """``cudnn``, ``flash``, ``efficient``: the kernels that PyTorch ships; on a CPU "flash" is its CPU
 kernel.  ``math``: the definition in plain PyTorch, fp32, any arguments and any device."""
-FP8 = ("triton", "dequantize", "math")
-"""``triton``: our kernel.  ``dequantize``: the operands become bf16 or fp16, then :data:`SDPA`.
-``math``: the definition in float64."""
+FP8 = ("triton", "cudnn_frontend", "dequantize", "math")
+"""``triton``: our kernel.  ``cudnn_frontend``: cuDNN's, through the package nvidia-cudnn-frontend
+(the extra "cudnn"); it rounds the result to e4m3 first.  ``dequantize``: the operands become bf16
+or fp16, then :data:`SDPA`.  ``math``: the definition in float64."""
 
 ORDER: dict[tuple[int, int], tuple[tuple[str, ...], str]] = {
     (9, 0): (
@@ -32,14 +33,15 @@ ORDER: dict[tuple[int, int], tuple[tuple[str, ...], str]] = {
 ELSEWHERE = ("flash", "cudnn", "efficient", "math"), "PyTorch's own order; to be measured"
 
 FP8_ORDER = ("dequantize", "math"), "our Triton kernel has not been measured on this card yet"
-"""To be measured: ``triton`` in front where it is the faster."""
+"""To be measured: ``triton`` or ``cudnn_frontend`` in front where it is the faster."""
 
 
 class Call(NamedTuple):
     """What a choice depends on.
 
     ``capability`` is None without a CUDA device; ``left`` and ``right`` are the window, -1 for no
-    bound; ``blind`` says that some query may see no key.
+    bound; ``blind`` says that some query may see no key; ``whole``, of FP8, that q, k and v have
+    one scale each.
     """
 
     capability: tuple[int, int] | None
@@ -52,6 +54,7 @@ class Call(NamedTuple):
     packed: bool
     blind: bool
     empty: bool
+    whole: bool = True
 
     @property
     def banded(self) -> bool:
@@ -143,10 +146,29 @@ def _refusal_fp8(name: str, call: Call) -> str | None:
         return None
     if call.capability is None:
         return "it runs on CUDA"
+    if name == "cudnn_frontend":
+        return _refusal_frontend(call, call.capability)
     if call.capability < (8, 9):
         return "FP8 tensor cores came with sm_89"
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     if call.dim > 256:
         return f"it takes heads of at most 256, these are {call.dim}"
+    return None
+
+
+def _refusal_frontend(call: Call, capability: tuple[int, int]) -> str | None:
+    most = 256 if capability[0] == 9 else 128
+    if capability < (9, 0):
+        return "cuDNN's FP8 attention starts with sm_90"
+    if importlib.util.find_spec("cudnn") is None:
+        return "the package nvidia-cudnn-frontend is not installed"
+    if not call.whole:
+        return "it takes one scale for each of q, k and v"
+    if call.packed or call.banded or call.blind:
+        return "windows and packed sequences go to triton"
+    if call.right == 0 and call.queries != call.keys:
+        return "its causal mask is top-left"
+    if call.dim % 16 or call.dim > most:
+        return f"it takes head dimensions that are multiples of 16, up to {most}"
     return None

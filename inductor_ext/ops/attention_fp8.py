@@ -70,11 +70,17 @@ def _run(
     q: Tensor, k: Tensor, v: Tensor, q_scale: Tensor, k_scale: Tensor, v_scale: Tensor, *rest: Any
 ) -> Pair:
     *given, dtype = _all(rest)
-    call = call_of(q, k, given)
-    route, _ = choose_attention_fp8(call)
     scales = q_scale, k_scale, v_scale
+    call = _call_of(q, k, scales, given)
+    route, _ = choose_attention_fp8(call)
     if route == "triton":
         return _triton(call, q, k, v, scales, given, dtype)
+    if route == "cudnn_frontend":
+        from ._cudnn_frontend import attention_fp8 as kernel
+
+        q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
+        out, lse = kernel(q, k, v, scales, call.right == 0, given[2], dtype)
+        return as_rows(out, dtype), lse
     if route == "math":
         exact: Pair = reference.attention_fp8(q, k, v, *scales, *given, dtype)
         return exact
@@ -84,9 +90,22 @@ def _run(
     return as_rows(out, dtype), lse
 
 
+def _call_of(q: Tensor, k: Tensor, scales: tuple[Tensor, ...], given: Any) -> Call:
+    return call_of(q, k, given)._replace(whole=all(s.numel() == 1 for s in scales))
+
+
 def _wide(dtype: torch.dtype) -> torch.dtype:
     """Return what codes are dequantized to: 16 bits, which the fast back ends take."""
     return torch.bfloat16 if dtype == torch.float32 else dtype
+
+
+def _tokens_inside(v: Tensor) -> Tensor:
+    """Return ``v`` with tokens innermost in memory; a copy has rows at multiples of 16 bytes."""
+    if v.stride(2) == 1:
+        return v
+    batch, heads, tokens, dim = v.shape
+    rows = v.new_empty((batch, heads, dim, -(-tokens // 16) * 16))[..., :tokens]
+    return rows.copy_(v.mT).mT
 
 
 def _triton(
@@ -106,6 +125,7 @@ def _triton(
     if call.packed:
         packed = (offsets.contiguous(), (offsets if offsets_k is None else offsets_k).contiguous())
     q, k = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k))
+    v = _tokens_inside(v)
     longest = max_length if max_length > 0 else q.shape[2]
     kernel.launch(q, k, v, scales, packed, scale, left, right, longest, out, lse)
     return out, lse
@@ -146,7 +166,7 @@ def _inputs(device: torch.device) -> Iterator[tuple[Any, ...]]:
 
 def _why(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> str:
     *given, dtype = _all(rest[3:])
-    call = call_of(q, k, given)
+    call = _call_of(q, k, rest[:3], given)
     route, reason = choose_attention_fp8(call)
     if route != "dequantize":
         return f"{route}: {reason}"
