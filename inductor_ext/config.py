@@ -18,6 +18,9 @@ flag               environment variable       meaning
                                               "triton", "reference" (docs/grouped_gemm.md)
 ``weight_only``    INDUCTOR_EXT_WEIGHT_ONLY   "auto", or the route of products with a quantized
                                               weight: "kernel", "dequantize" (docs/weight_only.md)
+``attention``      INDUCTOR_EXT_ATTENTION     "auto", or the back end of attention: "cudnn",
+                                              "flash", "efficient", "math"; of FP8: "triton",
+                                              "cudnn_frontend", "dequantize" (docs/attention.md)
 =================  =========================  ================================================
 
 Assign to a flag, or use :func:`patch` for a while.  Inductor's tables are shared by all threads,
@@ -80,6 +83,9 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "gemm": _route_of("auto", "library", "dequantize", "reference"),
     "grouped_gemm": _route_of("auto", "library", "triton", "reference"),
     "weight_only": _route_of("auto", "kernel", "dequantize"),
+    "attention": _route_of(
+        "auto", "cudnn", "flash", "efficient", "math", "triton", "cudnn_frontend", "dequantize"
+    ),
 }
 
 
@@ -106,6 +112,7 @@ templates: bool = _from_env("templates", True)
 gemm: str = _from_env("gemm", "auto")
 grouped_gemm: str = _from_env("grouped_gemm", "auto")
 weight_only: str = _from_env("weight_only", "auto")
+attention: str = _from_env("attention", "auto")
 
 _lock = threading.RLock()
 

@@ -18,6 +18,10 @@ FAMILY = frozenset(
 
 Their implementations are compared with float64 and not with each other, bit for bit.
 """
+ROUNDED = frozenset(
+    f"inductor_ext::{name}" for name in ("attention", "attention_backward", "attention_fp8")
+)
+"""Opaque ops with kernels that round otherwise than the definition: compared with float64 too."""
 CHECKS = ("fake", "pure", "opcheck")
 """Of the harness, what is to hold for them on every device; on the CPU, where the formula itself
 runs, so do "reference" and "decomposition"."""

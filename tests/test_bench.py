@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 import inductor_ext as ixt
 from inductor_ext import _compat, bench, fake_gpu, support
 from inductor_ext.bench import (
+    attention,
     decode,
     gemm,
     gemm_cases,
@@ -385,3 +386,17 @@ def test_a_linear_layer_of_a_recipe(recipe: str, kept: bool) -> None:
     # of a dequantized operand's rounding to fp32, and fp32 sums of blocks, next to nothing is left
     slack = 2**-20 * (a.double().abs() @ b.double().abs().t())
     assert ((got[0].double() - want).abs() <= 2**-8 * want.abs() + slack).all()
+
+
+def test_attention_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors are those of the formats, and a back end that the CPU has not is left out."""
+    monkeypatch.setattr(attention, "TINY", (attention.Case(80, 2, 1, 16),) * 2)
+    monkeypatch.setattr(attention, "device_time", lambda call, device: 1.0)
+    kept = tmp_path / "attention.json"
+    assert bench.main(["attention", "--device", "cpu", "--json", str(kept)]) == 0
+    lines = {line["what"]: line["error"] for line in json.loads(kept.read_text())["attention"]}
+    assert "bf16 cudnn" not in lines
+    assert lines["bf16 auto"] < 2.0**-6
+    assert 2.0**-6 < lines["FP8 auto"] < 2.0**-3
+    assert 2.0**-6 < lines["outliers, q and k rotated: definition"] < 2.0**-3
+    assert bench.main(["attention", "--device", "cpu", "--only", "nothing like it"]) == 2

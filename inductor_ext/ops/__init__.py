@@ -5,6 +5,8 @@ from __future__ import annotations
 from . import (
     activations,
     amax,
+    attention,
+    attention_fp8,
     fp8,
     fp8_block,
     fp8_both,
@@ -26,8 +28,8 @@ from . import (
 )
 
 __all__ = [
-    "activations", "amax", "fp8", "fp8_block", "fp8_both", "int4", "int8", "modes", "mxfp8",
-    "norms", "nvfp4", "rounding", "scaled_grouped_mm", "scaled_mm", "scaled_mm_fp8_block",
-    "scaled_mm_int8", "scaled_mm_mxfp8", "scaled_mm_nvfp4", "scaling",
+    "activations", "amax", "attention", "attention_fp8", "fp8", "fp8_block", "fp8_both", "int4",
+    "int8", "modes", "mxfp8", "norms", "nvfp4", "rounding", "scaled_grouped_mm", "scaled_mm",
+    "scaled_mm_fp8_block", "scaled_mm_int8", "scaled_mm_mxfp8", "scaled_mm_nvfp4", "scaling",
     "weight_only",
 ]  # fmt: skip
