@@ -49,18 +49,20 @@ from .functional import (
     silu,
     swiglu,
 )
+from .kv_cache import KVCache, append_kv_, decode_attention
 from .registry import Autograd, OpContract, Record, clear_records, contracts, records, register
+from .rotary import rope
 
 if TYPE_CHECKING:
     from .explain import explain
 
 __all__ = [
     "FP8", "INT4", "INT8", "MXFP8", "NVFP4", "Autograd", "BothWays", "CompatError", "Decline",
-    "DeclinedError", "Format", "InductorExtError", "InductorExtWarning", "LoweringError",
+    "DeclinedError", "Format", "InductorExtError", "InductorExtWarning", "KVCache", "LoweringError",
     "OpContract", "Quantized", "Record", "RegistrationError", "__version__", "add_rms_norm",
-    "clear_records", "config", "contracts", "dequantize", "disable", "enable", "explain",
-    "format_from_json", "geglu", "gelu", "layer_norm", "ops", "quantize", "records", "register",
-    "relu2", "rms_norm", "scaled_mm", "silu", "swiglu",
+    "append_kv_", "clear_records", "config", "contracts", "decode_attention", "dequantize",
+    "disable", "enable", "explain", "format_from_json", "geglu", "gelu", "layer_norm", "ops",
+    "quantize", "records", "register", "relu2", "rms_norm", "rope", "scaled_mm", "silu", "swiglu",
 ]  # fmt: skip
 
 

@@ -12,6 +12,8 @@ flag               environment variable       meaning
                                               and its own kernel is known to be faster (off)
 ``templates``      INDUCTOR_EXT_TEMPLATES     fuse producers into Triton templates of our own where
                                               a plain lowering takes more kernels (on)
+``decode_attention``  INDUCTOR_EXT_DECODE_ATTENTION  "auto", or the route of attention over a KV
+                                              cache on CUDA: "triton", "reference"
 =================  =========================  ================================================
 
 Assign to a flag, or use :func:`patch` for a while.  Inductor's tables are shared by all threads,
@@ -43,6 +45,13 @@ def _numerics(name: str, value: Any) -> str:
     return str(value)
 
 
+def _decode_attention(name: str, value: Any) -> str:
+    if value not in ("auto", "triton", "reference"):
+        said = '"auto", "triton" or "reference"'
+        raise ValueError(f"config.{name} must be {said}, got {value!r}")
+    return str(value)
+
+
 def _op_names(name: str, value: Any) -> frozenset[str]:
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise TypeError(f"config.{name} must be a collection of op names, got {value!r}")
@@ -60,6 +69,7 @@ _CHECKS = {
     "disabled_ops": _op_names,
     "always_lower": _bool,
     "templates": _bool,
+    "decode_attention": _decode_attention,
 }
 
 
@@ -74,7 +84,7 @@ def _from_env(name: str, default: Any) -> Any:
         return text.lower() in _TRUE
     if isinstance(default, frozenset):
         return _op_names(name, [op for op in text.replace(",", " ").split() if op])
-    return _numerics(name, text)
+    return str(_CHECKS[name](name, text))
 
 
 enabled: bool = _from_env("enabled", False)
@@ -83,6 +93,7 @@ numerics: str = _from_env("numerics", "exact")
 disabled_ops: frozenset[str] = _from_env("disabled_ops", frozenset())
 always_lower: bool = _from_env("always_lower", False)
 templates: bool = _from_env("templates", True)
+decode_attention: str = _from_env("decode_attention", "auto")
 
 _lock = threading.RLock()
 
