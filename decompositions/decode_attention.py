@@ -34,7 +34,8 @@ def decode_attention(
         (B, Hq, n, D) of the dtype of ``q``, contiguous, and the logarithm of the sum of the
         exponentials, fp32 (B, Hq, n): 0 and -inf for a query that sees no token.
     """
-    batch, _, count, width = q.shape
+    batch, heads, count, width = q.shape
+    kv_heads = k_cache.shape[1]
     k, present = _tokens(k_cache, k_scale, block_table)
     v, _ = _tokens(v_cache, v_scale, block_table)
     at = torch.arange(k.shape[2], device=q.device)  # (T,)
@@ -42,11 +43,11 @@ def decode_attention(
     seen = (at <= own) & (at < lengths.view(-1, 1, 1)) & present.unsqueeze(1)  # (B, n, T)
     if window:
         seen = seen & (at > own - window)
-    used = seen.any(1).view(batch, 1, -1, 1)
+    used = seen.any(1).unsqueeze(1).unsqueeze(-1)  # (B, 1, T, 1)
     k, v = (torch.where(used, t, 0.0) for t in (k, v))  # nothing is computed on garbage
-    grouped = q.float().view(batch, k.shape[1], -1, count, width)  # (B, Hkv, Hq / Hkv, n, D)
+    grouped = q.float().reshape(batch, kv_heads, heads // kv_heads, count, width)
     scores = grouped @ k.unsqueeze(2).transpose(-1, -2) * (width**-0.5 if scale is None else scale)
-    scores = scores.masked_fill(~seen.view(batch, 1, 1, count, -1), float("-inf"))
+    scores = scores.masked_fill(~seen.unsqueeze(1).unsqueeze(1), float("-inf"))
     if k.shape[2] == 0:
         return torch.zeros_like(q).contiguous(), q.new_full(
             q.shape[:3], float("-inf"), dtype=torch.float32

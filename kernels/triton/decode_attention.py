@@ -22,6 +22,13 @@ NONE, ONE, ROWS = 0, 1, 2
 
 
 @triton.jit
+def _as_floats(codes, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    if codes.dtype == tl.int8:
+        codes = codes.to(tl.float32)  # as the hardware does, which has no shorter way
+    return codes.to(dtype)
+
+
+@triton.jit
 def _scaled(  # type: ignore[no-untyped-def]
     x, scales, head, outer, slot, stride_o, stride_h, stride_t, there, KIND: tl.constexpr
 ):  # fmt: skip
@@ -54,8 +61,8 @@ def attend(  # type: ignore[no-untyped-def]
     query, query_head = m % count, head * group + m // count
     d = tl.arange(0, BLOCK_D)
     in_head = d < D
-    at = q + b * q_b + query_head[:, None] * q_h + query[:, None] * q_n + d[None, :]
-    queries = tl.load(at, mask=is_query[:, None] & in_head[None, :], other=0.0)
+    q_at = q + b * q_b + query_head[:, None] * q_h + query[:, None] * q_n + d[None, :]
+    queries = tl.load(q_at, mask=is_query[:, None] & in_head[None, :], other=0.0)
 
     length = tl.load(lengths + b)
     own = length - count + query
@@ -80,8 +87,9 @@ def attend(  # type: ignore[no-untyped-def]
         else:
             outer = b + tl.zeros((BLOCK_N,), tl.int64)
             slot = t.to(tl.int64)
-        at = k + head * k_h + (outer * k_o + slot * k_t)[None, :] + d[:, None]
-        keys = tl.load(at, mask=there[None, :] & in_head[:, None], other=0.0).to(queries.dtype)
+        k_at = k + head * k_h + (outer * k_o + slot * k_t)[None, :] + d[:, None]
+        keys = tl.load(k_at, mask=there[None, :] & in_head[:, None], other=0.0)
+        keys = _as_floats(keys, queries.dtype)
         scores = tl.dot(queries, keys, input_precision=PRECISION) * scale
         scores = _scaled(scores, k_scale, head, outer, slot, ks_o, ks_h, ks_t, there, K_SCALE)
         seen = there[None, :] & (t[None, :] <= own[:, None])
@@ -95,8 +103,9 @@ def attend(  # type: ignore[no-untyped-def]
         shrink = tl.exp2(best - base)
         total = total * shrink + tl.sum(weights, 1)
         best = larger
-        at = v + head * v_h + (outer * v_o + slot * v_t)[:, None] + d[None, :]
-        values = tl.load(at, mask=there[:, None] & in_head[None, :], other=0.0).to(WEIGHTS)
+        v_at = v + head * v_h + (outer * v_o + slot * v_t)[:, None] + d[None, :]
+        values = tl.load(v_at, mask=there[:, None] & in_head[None, :], other=0.0)
+        values = _as_floats(values, WEIGHTS)
         weights = _scaled(weights, v_scale, head, outer, slot, vs_o, vs_h, vs_t, there, V_SCALE)
         acc = acc * shrink[:, None]
         acc += tl.dot(weights.to(WEIGHTS), values, input_precision=PRECISION)
@@ -108,8 +117,8 @@ def attend(  # type: ignore[no-untyped-def]
         log_sum = log_sum * LN_2
     else:
         row += split * tl.num_programs(2).to(tl.int64) * kv_heads * group * count
-    at = out + row[:, None] * D + d[None, :]
-    tl.store(at, acc.to(out.dtype.element_ty), mask=is_query[:, None] & in_head[None, :])
+    out_at = out + row[:, None] * D + d[None, :]
+    tl.store(out_at, acc.to(out.dtype.element_ty), mask=is_query[:, None] & in_head[None, :])
     tl.store(lse + row, log_sum, mask=is_query)
 
 
@@ -172,7 +181,7 @@ def decode_attention(
     kv_heads = k_cache.shape[1]
     if q.stride(3) != 1:
         q = q.contiguous()
-    out = q.new_empty(q.shape, memory_format=torch.contiguous_format)
+    out = q.new_empty(q.shape)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     rows = batch * heads * count
     if rows == 0:
