@@ -14,6 +14,7 @@ from oracle import fp8, ints
 from torch import Tensor
 
 import inductor_ext as ixt
+from inductor_ext.testing.samples import _move
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 FORMATS: dict[str, ixt.Format | None] = {
@@ -46,9 +47,7 @@ class Sample:
 
 
 def _copy(t: Tensor, device: str) -> Tensor:
-    raw = t.view(torch.uint8) if t.dtype.itemsize == 1 else t
-    made = torch.empty_strided(raw.shape, raw.stride(), dtype=raw.dtype, device=device).copy_(raw)
-    return made.view(t.dtype)
+    return _move(t, torch.device(device)).requires_grad_(t.requires_grad)
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:

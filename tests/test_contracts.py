@@ -64,4 +64,5 @@ def test_every_op_of_the_families_is_here() -> None:
     expected |= {"dequantize_int8", "dequantize_int4", "amax", "amax_row", "amax_hadamard"}
     expected |= {"update_fp8_scale", "update_fp8_scale_", "scaled_mm", "div_rn"}
     expected |= {f"quantize_{name}_mode" for name in ("fp8", "mxfp8", "int8", "nvfp4")}
+    expected |= {"append_kv_", "append_kv_row_"}
     assert set(NAMES) == {f"inductor_ext::{name}" for name in expected} | floats.FAMILY
