@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from oracle import fp8, ints
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 import inductor_ext as ixt
 from inductor_ext.testing.samples import _move
@@ -40,10 +41,13 @@ class Sample:
     def to(self, device: str) -> Sample:
         """Return a copy on a device, with the same strides."""
         positions = None if self.positions is None else self.positions.to(device)
-        tensors = [None if t is None else _copy(t, device) for t in self.cache]
-        return Sample(
-            ixt.KVCache(*tensors), _copy(self.k, device), _copy(self.v, device), positions
-        )
+        k, v = moved((self.k, self.v), device)
+        return Sample(moved(self.cache, device), k, v, positions)
+
+
+def moved(value: Any, device: str) -> Any:
+    """Copy tensors to a device, strides and all."""
+    return pytree.tree_map_only(Tensor, lambda t: _copy(t, device), value)
 
 
 def _copy(t: Tensor, device: str) -> Tensor:

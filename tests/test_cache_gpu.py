@@ -12,7 +12,6 @@ import test_kv_cache as cache_tests
 import test_rope as rope_tests
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 import inductor_ext as ixt
 from inductor_ext.decompositions import rope as formulas
@@ -22,8 +21,8 @@ OPS = torch.ops.inductor_ext
 
 
 def cuda(value: Any) -> Any:
-    """Move tensors, strides and all."""
-    return pytree.tree_map_only(Tensor, lambda t: kv._copy(t, "cuda"), value)
+    """Return it on the card."""
+    return kv.moved(value, "cuda")
 
 
 def test_rope_has_the_formulas_bits() -> None:

@@ -13,10 +13,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m inductor_ext bench", description=__doc__)
     parser.add_argument(
         "suite",
-        choices=["chains", "shapes", "layer", "kernels", "cpu"],
+        choices=["cache", "chains", "shapes", "layer", "kernels", "cpu"],
         help="what to measure: producers and quantize ops as one graph; 60 of those at other"
-        " shapes; a Llama layer, compile time included; every eager kernel against a copy; or the"
-        " CPU kernels against their formula",
+        " shapes; a Llama layer, compile time included; every eager kernel against a copy; the"
+        " CPU kernels against their formula; or RoPE, KV cache and attention over it",
     )
     parser.add_argument("--rows", type=int, help="rows (chains: 16384, on a CPU 2048; cpu: 4096)")
     parser.add_argument(
