@@ -13,6 +13,7 @@ from test_rope import refuse
 from torch import Tensor
 
 import inductor_ext as ixt
+from inductor_ext import fake_gpu
 from inductor_ext.ops._routes_decode import choose_decode_attention, splits_for
 
 triton = pytest.importorskip("triton")
@@ -127,7 +128,7 @@ TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"
 PTX = [
     (90, torch.bfloat16, torch.bfloat16, 128, 1, 0), (90, torch.bfloat16, kv.E4M3, 64, 16, 0),
     (90, torch.bfloat16, kv.E4M3, 96, 0, 1), (90, torch.bfloat16, torch.int8, 192, 16, 0),
-    (90, torch.float16, kv.E5M2, 256, 0, 0), (90, torch.float32, torch.float32, 128, 16, 1),
+    (90, torch.float16, kv.E5M2, 256, 0, 0), (90, torch.float32, torch.float32, 64, 16, 1),
     (80, torch.bfloat16, torch.int8, 128, 16, 0),
 ]  # fmt: skip
 
@@ -182,6 +183,16 @@ def test_routes() -> None:
     assert splits_for(1, 1 << 20, 132) == 64
     assert splits_for(8, 300, 132) == 2
     assert splits_for(0, 0, 132) == 1
+
+
+def test_a_record_says_which_kernel_and_why() -> None:
+    cache, q = ixt.KVCache.contiguous(2, 3, 8, 16), torch.ones(2, 6, 1, 16).bfloat16()
+    for pin, said in (("auto", "reference: the Triton kernel has not"), ("triton", "triton: conf")):
+        ixt.clear_records()
+        with ixt.config.patch(enabled=True, decode_attention=pin), torch.no_grad():
+            fake_gpu.capture(ixt.decode_attention, (q, cache), "sm_90")
+        (record,) = ixt.records()
+        assert record.reason.startswith(said)
 
 
 CACHE = ixt.KVCache.contiguous(2, 3, 8, 16)

@@ -111,6 +111,16 @@ decode_attention = define(
 )
 
 
+def _route(q: Tensor, k_cache: Tensor) -> tuple[str, str]:
+    cuda = q.device.type == "cuda"
+    capability = torch.cuda.get_device_capability(q.device) if cuda else (0, 0)
+    return choose_decode_attention(q.device.type, capability, q.dtype, k_cache.dtype, q.shape[3])
+
+
+def _why(q: Tensor, k_cache: Tensor, *rest: Any, **options: Any) -> str:
+    return ": ".join(_route(q, k_cache))
+
+
 @torch.no_grad()  # as a compiled kernel: the op has no gradient rule
 def _cuda(
     q: Tensor,
@@ -125,19 +135,18 @@ def _cuda(
 ) -> Pair:
     arguments = q, k_cache, v_cache, lengths, block_table, k_scale, v_scale
     check_decode_attention(*arguments, scale, window)
-    card = torch.cuda.get_device_properties(q.device)
-    route, reason = choose_decode_attention(
-        q.device.type, (card.major, card.minor), q.dtype, k_cache.dtype, q.shape[3]
-    )
+    route, reason = _route(q, k_cache)
     if route != config.decode_attention == "triton":
         raise ValueError(f'config.decode_attention is "triton", but {reason}')
     if route == "reference":
         return _eager(*arguments, scale, window)
     from inductor_ext.kernels.triton import decode_attention as kernel
 
-    splits = splits_for(
-        q.shape[0] * k_cache.shape[1], capacity(k_cache, block_table), card.multi_processor_count
-    )
+    card = torch.cuda.get_device_properties(q.device)
+    queries = q.shape[1] // k_cache.shape[1] * q.shape[2]
+    tiles = -(-queries // kernel.sizes(q.shape[3], queries)["BLOCK_M"])
+    programs = q.shape[0] * k_cache.shape[1] * tiles
+    splits = splits_for(programs, capacity(k_cache, block_table), card.multi_processor_count)
     scale = q.shape[3] ** -0.5 if scale is None else scale
     made: Pair = kernel.decode_attention(*arguments, scale, window, splits)
     return made
@@ -166,5 +175,6 @@ register(
     reference=reference.decode_attention,
     opaque=True,
     autograd=None,
+    why=_why,
     inputs=_inputs,
 )
