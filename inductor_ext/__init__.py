@@ -51,7 +51,9 @@ from .functional import (
 )
 from .gemm import scaled_mm, scaled_mm_accumulate_
 from .grouped import scaled_grouped_mm
+from .kv_cache import KVCache, append_kv_, decode_attention
 from .registry import Autograd, OpContract, Record, clear_records, contracts, records, register
+from .rotary import rope
 from .sdpa import attention
 from .weight_only import weight_only_mm
 
@@ -59,50 +61,13 @@ if TYPE_CHECKING:
     from .explain import explain
 
 __all__ = [
-    "FP8",
-    "INT4",
-    "INT8",
-    "MXFP8",
-    "NVFP4",
-    "Autograd",
-    "BothWays",
-    "CompatError",
-    "Decline",
-    "DeclinedError",
-    "Format",
-    "InductorExtError",
-    "InductorExtWarning",
-    "LoweringError",
-    "OpContract",
-    "Quantized",
-    "Record",
-    "RegistrationError",
-    "__version__",
-    "add_rms_norm",
-    "attention",
-    "clear_records",
-    "config",
-    "contracts",
-    "dequantize",
-    "disable",
-    "enable",
-    "explain",
-    "format_from_json",
-    "geglu",
-    "gelu",
-    "layer_norm",
-    "ops",
-    "quantize",
-    "records",
-    "register",
-    "relu2",
-    "rms_norm",
-    "scaled_grouped_mm",
-    "scaled_mm",
-    "scaled_mm_accumulate_",
-    "silu",
-    "swiglu",
-    "weight_only_mm",
+    "FP8", "INT4", "INT8", "MXFP8", "NVFP4", "Autograd", "BothWays", "CompatError", "Decline",
+    "DeclinedError", "Format", "InductorExtError", "InductorExtWarning", "KVCache",
+    "LoweringError", "OpContract", "Quantized", "Record", "RegistrationError", "__version__",
+    "add_rms_norm", "append_kv_", "attention", "clear_records", "config", "contracts",
+    "decode_attention", "dequantize", "disable", "enable", "explain", "format_from_json", "geglu",
+    "gelu", "layer_norm", "ops", "quantize", "records", "register", "relu2", "rms_norm", "rope",
+    "scaled_grouped_mm", "scaled_mm", "scaled_mm_accumulate_", "silu", "swiglu", "weight_only_mm",
 ]  # fmt: skip
 
 

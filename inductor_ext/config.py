@@ -21,6 +21,9 @@ flag               environment variable       meaning
 ``attention``      INDUCTOR_EXT_ATTENTION     "auto", or the back end of attention: "cudnn",
                                               "flash", "efficient", "math"; of FP8: "triton",
                                               "cudnn_frontend", "dequantize" (docs/attention.md)
+``decode_attention``  INDUCTOR_EXT_DECODE_ATTENTION  "auto", or the route of attention over a KV
+                                              cache on CUDA: "triton", "reference"
+                                              (docs/kv_cache.md)
 =================  =========================  ================================================
 
 Assign to a flag, or use :func:`patch` for a while.  Inductor's tables are shared by all threads,
@@ -86,6 +89,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "attention": _route_of(
         "auto", "cudnn", "flash", "efficient", "math", "triton", "cudnn_frontend", "dequantize"
     ),
+    "decode_attention": _route_of("auto", "triton", "reference"),
 }
 
 
@@ -113,6 +117,7 @@ gemm: str = _from_env("gemm", "auto")
 grouped_gemm: str = _from_env("grouped_gemm", "auto")
 weight_only: str = _from_env("weight_only", "auto")
 attention: str = _from_env("attention", "auto")
+decode_attention: str = _from_env("decode_attention", "auto")
 
 _lock = threading.RLock()
 

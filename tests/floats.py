@@ -11,10 +11,11 @@ from torch import Tensor
 
 FAMILY = frozenset(
     f"inductor_ext::{name}{way}"
-    for name in ("rms_norm", "layer_norm", "silu", "gelu", "relu2", "swiglu", "geglu")
+    for name in ("rms_norm", "layer_norm", "silu", "gelu", "relu2", "swiglu", "geglu", "rope")
     for way in ("", "_backward")
-) | {"inductor_ext::add_rms_norm"}
-"""Ops whose sums may be taken in any order, or whose exp, erf and tanh are the back end's.
+) | {"inductor_ext::add_rms_norm", "inductor_ext::decode_attention"}
+"""Ops whose sums may be taken in any order, or with fused multiplications, or whose exp, erf and
+tanh are the back end's.
 
 Their implementations are compared with float64 and not with each other, bit for bit.
 """

@@ -13,6 +13,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import cases
+import kv
+import test_decode_attention
+import test_kv_cache
+import test_rope
 import torch
 import weights
 from card import FAMILIES
@@ -69,6 +73,29 @@ def on_weights(device: str) -> Iterator[str]:
                 yield name
 
 
+def on_caches(device: str) -> Iterator[str]:
+    """RoPE and appends against formula and oracle, attention by both routes: ragged, strided."""
+    for arguments in test_rope.cases():
+        moved = [a.to(device) if isinstance(a, torch.Tensor) else a for a in arguments]
+        test_rope.check_rope(*moved)
+        torch.ops.inductor_ext.rope_backward(*moved, True)
+        yield "rope"
+    for label, sample in kv.samples():
+        want = kv.appended(label.partition(",")[0], sample)
+        there = sample.to(device)
+        append = ixt.append_kv_ if device != "cpu" else test_kv_cache.append_by_formula
+        append(there.cache, there.k, there.v, there.positions)
+        kv.require_same(there.cache, want, label)
+        yield "append_kv_"
+    for case in test_decode_attention.KERNEL:
+        cache, q = test_decode_attention.kernel_case(case)
+        there, q = kv.moved(cache, device), q.to(device)
+        for route in ("reference", "triton"):
+            with ixt.config.patch(decode_attention=route):
+                ixt.decode_attention(q, there, window=case[-2] or None)
+            yield "decode_attention"
+
+
 def main() -> None:
     """Run everything, and say how many calls that was."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -76,7 +103,7 @@ def main() -> None:
     device: Any = parser.parse_args().device
     compared = len([*on_oracles_inputs(device)])
     multiplied = len([*on_weights(device)])
-    called = len([*on_contracts_inputs(device)])
+    called = len([*on_contracts_inputs(device), *on_caches(device)])
     if device != "cpu":
         torch.cuda.synchronize()
     print(

@@ -342,6 +342,19 @@ def test_suites_that_need_a_gpu_say_so(suite: str, capsys: pytest.CaptureFixture
     assert f"bench {suite} needs a GPU" in capsys.readouterr().out
 
 
+def test_the_cache_is_measured_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = tmp_path / "numbers.json"
+    arguments = ["cache", "--device", "cpu", "--only", "FP8 row", "--json", str(kept)]
+    assert bench.main(arguments) == 0
+    rows = json.loads(kept.read_text())["cache"]
+    assert len(rows) == 8
+    assert min(row["us"] for row in rows) > 0
+    by_name = {row["case"]: row["bytes"] for row in rows}
+    assert by_name["decode 2 x 64, FP8 row, contiguous, reference"] == 2 * 2 * 2 * 64 * (64 + 4)
+    assert by_name["append 1 x 64, FP8 row, contiguous"] == 2 * 2 * 64 * (64 * 2 + 64 + 4)
+    assert "decode" in capsys.readouterr().out
+
+
 def test_unknown_suite_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         bench.main(["nothing"])

@@ -26,6 +26,7 @@ DEFAULTS = {
     "grouped_gemm": "auto",
     "weight_only": "auto",
     "attention": "auto",
+    "decode_attention": "auto",
 }
 
 
@@ -65,6 +66,12 @@ def test_environment(tmp_path: Path) -> None:
         "disabled_ops": ["a::b", "inductor_ext::dequantize_fp8"],
     }  # fmt: skip
     assert done.stdout.splitlines() == [repr(flags), "True False"], done.stderr
+    assert done.stdout.splitlines() == [
+        "{'enabled': True, 'strict': True, 'numerics': 'fast',"
+        " 'disabled_ops': ['a::b', 'inductor_ext::dequantize_fp8'], 'always_lower': False,"
+        " 'templates': True, 'decode_attention': 'auto'}",
+        "True False",
+    ], done.stderr
 
 
 @pytest.mark.parametrize(

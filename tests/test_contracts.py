@@ -71,5 +71,6 @@ def test_every_op_of_the_families_is_here() -> None:
     expected |= {f"quantize_{name}_mode" for name in ("fp8", "mxfp8", "int8", "nvfp4")}
     weights = ("fp8", "fp8_block", "mxfp8", "nvfp4", "int8", "int4")
     expected |= {f"weight_only_mm_{name}" for name in weights}
+    expected |= {"append_kv_", "append_kv_row_"}
     families = floats.FAMILY | floats.ROUNDED
     assert set(NAMES) == {f"inductor_ext::{name}" for name in expected} | families

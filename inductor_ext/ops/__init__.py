@@ -7,15 +7,18 @@ from . import (
     amax,
     attention,
     attention_fp8,
+    decode_attention,
     fp8,
     fp8_block,
     fp8_both,
     int4,
     int8,
+    kv_cache,
     modes,
     mxfp8,
     norms,
     nvfp4,
+    rope,
     rounding,
     scaled_grouped_mm,
     scaled_mm,
@@ -28,8 +31,8 @@ from . import (
 )
 
 __all__ = [
-    "activations", "amax", "attention", "attention_fp8", "fp8", "fp8_block", "fp8_both", "int4",
-    "int8", "modes", "mxfp8", "norms", "nvfp4", "rounding", "scaled_grouped_mm", "scaled_mm",
-    "scaled_mm_fp8_block", "scaled_mm_int8", "scaled_mm_mxfp8", "scaled_mm_nvfp4", "scaling",
-    "weight_only",
+    "activations", "amax", "attention", "attention_fp8", "decode_attention", "fp8", "fp8_block",
+    "fp8_both", "int4", "int8", "kv_cache", "modes", "mxfp8", "norms", "nvfp4", "rope",
+    "rounding", "scaled_grouped_mm", "scaled_mm", "scaled_mm_fp8_block", "scaled_mm_int8",
+    "scaled_mm_mxfp8", "scaled_mm_nvfp4", "scaling", "weight_only",
 ]  # fmt: skip
