@@ -49,11 +49,14 @@ class Case:
     kept: bool
     how: str
     overhead: bool  # mode="reduce-overhead"
+    attention: str = "sdpa"
 
     @property
     def name(self) -> str:
         """Return for instance "8192 row kept plugin reduce-overhead"."""
-        parts = (self.recipe, "kept" * self.kept, self.how, "reduce-overhead" * self.overhead)
+        parts = [self.recipe, "kept" * self.kept, self.how, "reduce-overhead" * self.overhead]
+        if self.attention != "sdpa":
+            parts.append(f"attention {self.attention}")
         return " ".join((str(self.tokens), *filter(None, parts)))
 
 
@@ -89,6 +92,8 @@ def cases(tokens: tuple[int, ...]) -> Iterator[Case]:
                 if how == "plain" and llama_block.RECIPES[recipe].plain is None:
                     continue
                 yield from (Case(count, recipe, kept, how, o) for o in (False, True))
+            for attention in ("bf16", "fp8"):
+                yield Case(count, recipe, kept, "plugin", count < 1024, attention)
 
 
 def _linear(case: Case) -> Linear:
@@ -115,7 +120,7 @@ def _built(case: Case, device: torch.device) -> tuple[Callable[..., Any], tuple[
     linear = _linear(case)
 
     def forward(x: torch.Tensor, p: list[dict[str, Any]]) -> torch.Tensor:
-        return llama_block.block(x, p, sizes, linear)
+        return llama_block.block(x, p, sizes, linear, llama_block.ATTENTION[case.attention])
 
     return forward, (x, p)
 
@@ -133,15 +138,17 @@ def _ready(case: Case, device: torch.device) -> Callable[[], Any]:
     return call
 
 
-def _plugin(case: Case) -> Any:
-    return ixt.config.patch(enabled=case.how in ("break", "plugin"))
+def _plugin(case: Case, device: torch.device) -> Any:
+    on_gpu = device.type == "cuda"
+    pin = "triton" if case.attention == "fp8" and on_gpu else "auto"
+    return ixt.config.patch(enabled=case.how in ("break", "plugin"), attention=pin)
 
 
 def prepare(work: tuple[Case, str]) -> Counts:
     """Compile a case for a GPU into the cache, and say what became of it."""
     case, device_name = work
     device = torch.device(device_name)
-    with torch.no_grad(), _plugin(case):
+    with torch.no_grad(), _plugin(case, device):
         if device.type == "cuda":
             _ready(case, device)
         function, arguments = _built(case, device)
@@ -157,7 +164,7 @@ def _measure(case: Case, device: torch.device, floor_ms: float, counts: Counts |
         if on_gpu:
             torch.cuda.synchronize(device)
 
-    with torch.no_grad(), _plugin(case):
+    with torch.no_grad(), _plugin(case, device):
         call = _ready(case, device)
         peak = 0.0
         if on_gpu:
@@ -199,7 +206,7 @@ def _floor(case: Case, device: torch.device, copy: float) -> float:
     sizes, layers = _sizes(device)
     shape = (1, sizes.heads, case.tokens, sizes.head)
     q, k, v = (torch.randn(shape, device=device).bfloat16() for _ in range(3))
-    attention = partial(F.scaled_dot_product_attention, q, k, v, is_causal=True)
+    attention = partial(llama_block.ATTENTION[case.attention], q, k, v)
     alone = _products(case, device) + device_time(attention, device, budget_ms=30)
     weights = 0 if case.kept else 3
     moved = llama_block.traffic(sizes, layers, case.tokens, weights)
@@ -217,13 +224,14 @@ def run(arguments: argparse.Namespace) -> int:
         chosen = [case for case in chosen if not case.overhead and _runs_on_a_cpu(case)]
     counts = _compile_all(chosen, device, arguments.jobs)
     copy = copy_bandwidth(1 << 27 if device.type == "cuda" else 1 << 20, device)
-    floors: dict[tuple[int, str, bool], float] = {}
+    floors: dict[tuple[Any, ...], float] = {}
     measured = []
     with torch.no_grad():
         for case in chosen:
-            key = (case.tokens, case.recipe, case.kept)
+            key = (case.tokens, case.recipe, case.kept, case.attention)
             if key not in floors:
-                floors[key] = _floor(case, device, copy)
+                with _plugin(case, device):
+                    floors[key] = _floor(case, device, copy)
             measured.append(_measure(case, device, floors[key], counts.get(case)))
     about = environment(device)
     console = Console(width=120)
@@ -268,7 +276,8 @@ def _table(measured: list[Measured]) -> Any:
             str(case.tokens), case.recipe,
             "" if case.recipe == "bf16" else "kept" if case.kept else "each step",
             (how if case.recipe == "bf16" else HOW[case.how])
-            + (", reduce-overhead" if case.overhead else ""),
+            + (", reduce-overhead" if case.overhead else "")
+            + ("" if case.attention == "sdpa" else f", our attention, {case.attention}"),
             *numbers, f"{row.ms:.3f}", f"{row.floor_ms:.3f}", f"{row.peak_mib:.0f}",
         )  # fmt: skip
     return table

@@ -18,7 +18,7 @@ from torch import Tensor
 import inductor_ext as ixt
 
 from .chain_cases import plain_row, plain_static, plain_tensor
-from .llama_layer import Linear, Sizes, layer
+from .llama_layer import Attend, Linear, Sizes, layer, sdpa
 
 SIZES, LAYERS = Sizes(4096, 32, 32, 14336), 4
 SMALL = Sizes(128, 2, 2, 256)
@@ -127,10 +127,20 @@ def plain_linear(recipe: Recipe, kept: bool) -> Linear:
     return linear
 
 
-def block(x: Tensor, layers: list[dict[str, Any]], sizes: Sizes, linear: Linear) -> Tensor:
+ATTENTION: dict[str, Attend] = {
+    "sdpa": sdpa,
+    "bf16": lambda q, k, v: ixt.attention(q, k, v, causal=True),
+    "fp8": lambda q, k, v: ixt.attention(q, k, v, causal=True, format=ROW),
+}
+"""PyTorch's choice of a back end, ours, and FP8 with a scale a head."""
+
+
+def block(
+    x: Tensor, layers: list[dict[str, Any]], sizes: Sizes, linear: Linear, attend: Attend = sdpa
+) -> Tensor:
     """Return the result of all layers for ``x`` (1, tokens, width), bf16."""
     for p in layers:
-        x = layer(x, None, None, p, sizes, linear)
+        x = layer(x, None, None, p, sizes, linear, attend)
     return x
 
 

@@ -86,6 +86,14 @@ def plain_linear(x: Tensor, p: dict[str, Any], name: str) -> Tensor:
     return product.view(*x.shape[:-1], -1)
 
 
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return PyTorch's causal attention, by the back end that it picks."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
 def layer(
     x: Tensor,
     cos: Tensor | None,
@@ -93,15 +101,14 @@ def layer(
     p: dict[str, Any],
     sizes: Sizes,
     linear: Linear = fp8_linear,
+    attend: Attend = sdpa,
 ) -> Tensor:
     """Return the layer's result for ``x`` (batch, tokens, width), bf16; no ``cos``, no rotation."""
     batch, tokens, width = x.shape
     qkv = linear(rms_norm(x, p["attention_norm"]), p, "qkv")
     qkv = qkv.view(batch, tokens, -1, sizes.head).transpose(1, 2)
     q, k, v = qkv.split([sizes.heads, sizes.key_heads, sizes.key_heads], 1)
-    attended = F.scaled_dot_product_attention(
-        _rotate(q, cos, sin), _rotate(k, cos, sin), v, is_causal=True, enable_gqa=True
-    )
+    attended = attend(_rotate(q, cos, sin), _rotate(k, cos, sin), v)
     x = x + linear(attended.transpose(1, 2).reshape(batch, tokens, width), p, "out")
     gate, up = linear(rms_norm(x, p["mlp_norm"]), p, "gate_up").chunk(2, -1)
     return x + linear(swiglu(gate, up), p, "down")
