@@ -80,6 +80,15 @@ def test_in_a_cuda_graph(pair: Any) -> None:
     assert torch.equal(got, want)
 
 
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:torch's GEMM refuses")
+@pytest.mark.parametrize("kind", [ixt.FP8(), ixt.FP8(granularity="block"), ixt.INT8()], ids=str)
+def test_large_k_and_small_m(kind: Any) -> None:
+    """cuBLASLt had no kernel for this size of FP8 rows on an H100 (pytorch/ao#4582)."""
+    q = g.operands((kind, kind), (127, 3072, 9216), 0, "cuda")
+    g.check((kind, kind), q, None, "bf16", ixt.scaled_mm(*q, kind), accumulation=LOSS)
+
+
 @device_
 @pair_
 def test_accumulates(pair: Any, device: str) -> None:

@@ -160,6 +160,31 @@ def test_pins() -> None:
         config.gemm = "fastest"
 
 
+REFUSED = {
+    "row": ((ixt.FP8(), ixt.FP8()), (9, 0), "tensor"),
+    "4x4": ((ixt.FP8(granularity="block"),) * 2, (9, 0), "mm torch.bfloat16"),
+    "mx": ((ixt.MXFP8(), ixt.MXFP8()), (10, 0), "mm torch.bfloat16"),
+    "nvfp4": ((ixt.NVFP4(), ixt.NVFP4()), (10, 0), "mm torch.bfloat16"),
+    "int8": ((ixt.INT8(), ixt.INT8()), (9, 0), "mm torch.bfloat16"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_sizes_that_the_library_refuses(kind: str) -> None:
+    """Its refusal comes as a warning and another route takes the call, at once the next time."""
+    pair, card, taken = REFUSED[kind]
+    q = g.operands(pair, (16, 32, 64), 0)
+    played = Library(card, refused=kind)
+    with played.patched():
+        with pytest.warns(ixt.InductorExtWarning, match="refuses inductor_ext::scaled_mm"):
+            got = ixt.scaled_mm(*q, *pair)
+        g.check(pair, q, None, "bf16", got, rounded=g.rounds_operands(pair, "bf16"))
+        assert torch.equal(ixt.scaled_mm(*q, *pair), got)
+        assert played.calls == {kind: 1, taken: 2}
+        with config.patch(gemm="library"), pytest.raises(RuntimeError, match="NOT_SUPPORTED"):
+            ixt.scaled_mm(*q, *pair)
+
+
 def test_every_choice_has_a_reason() -> None:
     for kind, card, block in itertools.product(NATIVE, (None, *CARDS), (0, 32, 128)):
         name, reason = choose_gemm(kind, card, block=block)
