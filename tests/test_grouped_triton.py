@@ -18,9 +18,11 @@ from torch import Tensor
 WIDTH = 128
 
 
-def integers(*shape: int) -> Tensor:
-    """Small ones, as fp16: the interpreter has no FP8 products, and the kernels any dtype."""
-    return torch.randint(-2, 3, shape).half()
+E4M3 = torch.float8_e4m3fn
+
+
+def integers(*shape: int, dtype: torch.dtype = E4M3) -> Tensor:
+    return torch.randint(-2, 3, shape).float().to(dtype)
 
 
 def powers(*shape: int) -> Tensor:
@@ -86,6 +88,55 @@ def rest(kernel: Any) -> None:
     assert rising.tolist() == [0, 50, 50, 77]
 
 
+def librarys(
+    a: Tensor, b_t: Tensor, scale_a: Tensor, scale_b: Tensor, offsets: Tensor, *rest: Any
+) -> Tensor:
+    """Stand in for torch's kernel: what it takes, and rows of no expert left as they were."""
+    assert rest == (None, None, torch.bfloat16, True)
+    assert (scale_a.shape, scale_b.shape) == (a.shape[:1], (b_t.shape[0], b_t.shape[2]))
+    out = torch.full((a.shape[0], b_t.shape[2]), torch.nan)
+    start = 0
+    for e, end in enumerate(offsets.tolist()):
+        product = a[start:end].float() @ b_t[e].float()
+        out[start:end] = product * scale_a[start:end, None] * scale_b[e]
+        start = end
+    return out.bfloat16()
+
+
+def whole(kernel: Any) -> None:
+    """The ops' CUDA implementations, from their arguments on, against the definition.
+
+    Results of ours are not bfloat16: the interpreter does not round to it as a GPU does.
+    """
+    from inductor_ext.ops import scaled_grouped_mm as family
+
+    family.capability_of = lambda _: (9, 0)
+    torch._scaled_grouped_mm = librarys
+    kernel.tiles_for = lambda _: kernel.Tiles(16, 64, 4, 1)
+    offsets = torch.tensor([0, 7, 5, 30]).int()
+    bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
+    x, w = integers(33, 64), integers(4, 48, 64)
+    columns = integers(20, 33), integers(18, 33, dtype=torch.float8_e5m2)
+    one, rows_of, stacked = powers(), powers(33, 1), powers(4, 48, 1)
+    for args in (
+        (x, w, rows_of, stacked, offsets, bf16, True),  # torch's
+        (x, w, one, one, offsets, bf16, True),
+        (x, w, rows_of, powers(4, 1, 1), offsets, fp16),  # ours
+        (x, w[:, :45], one, powers(4, 45, 1), offsets, fp32),
+        (*columns, powers(20, 1), powers(4, 18, 1), offsets, fp16),
+        (*columns, powers(4, 20, 1), one, offsets, fp32),
+    ):
+        assert torch.equal(family._cuda(*args), family.reference.scaled_grouped_mm(*args))
+    x, w = integers(33, 200), integers(4, 140, 200)
+    definition = family.reference.scaled_grouped_mm_fp8_block
+    for args in (
+        (x, w, powers(33, 2), powers(4, 2, 2), offsets, fp16),
+        (x, w, powers(2, 33).t(), powers(4, 140, 2), offsets, fp32),
+        (*columns, powers(20, 1), powers(18, 1), offsets, fp32),
+    ):
+        assert torch.equal(family._cuda_block(*args), definition(*args))
+
+
 def interpret() -> None:
     import triton.runtime.interpreter as interpreter
 
@@ -110,6 +161,7 @@ def interpret() -> None:
         for height in (0, 1):
             columns(kernel, counts, total, height, tiles)
     rest(kernel)
+    whole(kernel)
 
 
 def test_indices_and_masks() -> None:
