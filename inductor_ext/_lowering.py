@@ -140,10 +140,10 @@ def _fall_back(contract: OpContract, args: Any, kwargs: Any) -> Any:
         if isinstance(value, _compat.ir.TensorBox):
             value.realize()
     node = _compat.V.graph.current_node
-    flexible = torch.Tag.flexible_layout in contract.op.tags
-    if not flexible and "eager_input_vals" in node.meta:
+    if torch.Tag.flexible_layout not in contract.op.tags:
         normalize = torch.fx.operator_schemas.normalize_function
-        fake = normalize(contract.op, *node.meta["eager_input_vals"])
+        traced = pytree.tree_map_only(torch.fx.Node, _fake, (node.args, node.kwargs))
+        fake = normalize(contract.op, *node.meta.get("eager_input_vals", traced))
         real = normalize(contract.op, args, kwargs)
         if fake is not None and real is not None:
             args, kwargs = _compat.constrain_to_fake_tensors(*real, *fake)

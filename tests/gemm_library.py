@@ -37,8 +37,8 @@ def forget_plans() -> None:
 class Library:
     """Counts the calls, by the kind of their scales."""
 
-    def __init__(self, capability: tuple[int, int]) -> None:
-        self.capability = capability
+    def __init__(self, capability: tuple[int, int], refused: str = "") -> None:
+        self.capability, self.refused = capability, refused
         self.calls: Counter[str] = Counter()
         self._mm, self._addmm = torch.mm, torch.addmm
 
@@ -79,7 +79,7 @@ class Library:
                 assert scale_a.shape == (m, 1)
                 assert scale_b.shape == (1, n)
                 factor_a, factor_b = _np(_sound(scale_a)), _np(_sound(scale_b)).T
-        self.calls[kind] += 1
+        self._count(kind)
         values = [oracle.fp8(cases.raw(t), cases.NAMES[t.dtype]) for t in (a, bt.t())]
         self._write(out, values[0] * factor_a, values[1] * factor_b, bias)
 
@@ -103,7 +103,7 @@ class Library:
         assert swizzle_a == swizzle_b == []
         ((kind_a,), (kind_b,)) = recipe_a, recipe_b
         assert (kind_a, kind_b) in ((VECTOR, SQUARE), (VECTOR, VECTOR), (SQUARE, VECTOR))
-        self.calls[f"{kind_a}x{kind_b}"] += 1
+        self._count(f"{kind_a}x{kind_b}")
         values = [oracle.fp8(cases.raw(t), cases.NAMES[t.dtype]) for t in (a, bt.t())]
         factors = [
             _blocks(scale[0], kind, rows, k)
@@ -120,7 +120,7 @@ class Library:
         two_levels = len(recipe) == 2
         assert recipe == ([B16, TENSOR] if two_levels else [B16])
         assert swizzle == ([TILED, NOT_SWIZZLED] if two_levels else [TILED])
-        self.calls["nvfp4" if two_levels else "nvfp4 without amax"] += 1
+        self._count("nvfp4" if two_levels else "nvfp4 without amax")
         sides = []
         for codes, scales, rows in ((a, scale_a, m), (bt.t(), scale_b, n)):
             value = oracle.e2m1(codes.view(torch.uint8).numpy())
@@ -139,7 +139,7 @@ class Library:
         assert k % 8 == n % 8 == 0 < k
         assert a.stride() == (k, 1)
         assert bt.stride() == (1, k)
-        self.calls["int8"] += 1
+        self._count("int8")
         value = a.double().numpy() @ bt.double().numpy()
         assert np.abs(value).max(initial=0) < 2**31
         return torch.from_numpy(value).to(torch.int32)
@@ -167,6 +167,14 @@ class Library:
         self.calls[f"mm {a.dtype}"] += 1
         value = self._mm(a.double(), b.double()).float() + bias.float()
         return out.copy_(value)
+
+    def _count(self, kind: str) -> None:
+        """Note a call, and refuse it as cuBLASLt refuses sizes for which it has no kernel."""
+        self.calls[kind] += 1
+        if kind == self.refused:
+            raise RuntimeError(
+                "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmul...`\n..."
+            )
 
     def _check_codes(
         self, a: Tensor, bt: Tensor, out: Tensor, dtypes: tuple[torch.dtype, ...]

@@ -13,6 +13,10 @@ import inductor_ext as ixt
 from inductor_ext import config
 
 DTYPES = ("bf16", "fp16", "fp32")
+# Hopper's FP8 tensor cores keep about 13 bits below the largest term of a sum; other accumulations
+# are fp32, which loses less over the K of these sizes (257 additions of 2^-24 each at most).
+LOSS = 2.0**-12
+device_ = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 pair_ = pytest.mark.parametrize("pair", g.PAIRS, ids=g.name_of)
 
 
@@ -57,18 +61,42 @@ def test_against_float64_on_a_card(pair: Any, route: str) -> None:
             g.check(pair, q, bias, dtype, got, accumulation=LOSS, rounded=rounded)
 
 
-# Hopper's FP8 tensor cores keep about 13 bits below the largest term of a sum; other accumulations
-# are fp32, which loses less over the K of these sizes (257 additions of 2^-24 each at most).
-LOSS = 2.0**-12
-
-
+@pytest.mark.gpu
 @pair_
-def test_accumulates(pair: Any) -> None:
+def test_in_a_cuda_graph(pair: Any) -> None:
+    """Nothing waits for the host: the call is captured, and replayed on other numbers."""
+    size = (33, 20, g.k_for(pair, 200))
+    q, other = (g.operands(pair, size, seed, "cuda") for seed in (0, 1))
+    bias = g.random_bias(20, "bf16", 0, "cuda")
+    want = ixt.scaled_mm(*other, *pair, bias=bias)
+    ixt.scaled_mm(*q, *pair, bias=bias)  # once before: libraries set themselves up
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = ixt.scaled_mm(*q, *pair, bias=bias)
+    for mine, new in zip([*q[0], *q[1]], [*other[0], *other[1]], strict=True):
+        if mine is not None:
+            mine.copy_(new)
+    graph.replay()
+    assert torch.equal(got, want)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:torch's GEMM refuses")
+@pytest.mark.parametrize("kind", [ixt.FP8(), ixt.FP8(granularity="block"), ixt.INT8()], ids=str)
+def test_large_k_and_small_m(kind: Any) -> None:
+    """cuBLASLt had no kernel for this size of FP8 rows on an H100 (pytorch/ao#4582)."""
+    q = g.operands((kind, kind), (127, 3072, 9216), 0, "cuda")
+    g.check((kind, kind), q, None, "bf16", ixt.scaled_mm(*q, kind), accumulation=LOSS)
+
+
+@device_
+@pair_
+def test_accumulates(pair: Any, device: str) -> None:
     seed = g.PAIRS.index(pair)
     size = (5, 7, g.k_for(pair, 130))
-    q = g.operands(pair, size, seed)
+    q = g.operands(pair, size, seed, device)
     product = ixt.scaled_mm(*q, *pair, dtype=torch.float32)
-    start = torch.randn(7, 5).t()
+    start = torch.randn(7, 5).t().to(device)
     out = start.clone()
     assert ixt.scaled_mm_accumulate_(out, *q, *pair) is out
     assert torch.equal(out, start + product)
@@ -88,6 +116,28 @@ def test_leading_dimensions() -> None:
         assert torch.equal(ixt.scaled_mm(a, b, f, out=out), got)
     vector = ixt.Quantized(a.codes[0, 0], a.scale_inv[0, 0])
     assert torch.equal(ixt.scaled_mm(vector, b, f), got[0, 0])
+
+
+@device_
+def test_strided_and_misaligned_operands(device: str) -> None:
+    """Slices, transposes, rows that are one row, and addresses off a 16-byte boundary."""
+    f = ixt.FP8()
+    x, y = (ixt.quantize(torch.randn(40, 40), f).codes.to(device) for _ in range(2))
+    flat = torch.zeros(40 * 40 + 3, dtype=torch.uint8, device=device)
+    flat[3:] = x.view(torch.uint8).flatten()
+    off = flat.view(g.E4M3)[3:].view(40, 40)
+    views = [
+        (x.t(), y),
+        (x[::2, 1:33], y[:, 7:39]),
+        (x[3:4].expand(5, 40), y[5:6]),
+        (off, off[:32]),
+        (x[:1, :16].as_strided((1, 16), (1, 1)), y[:32, :16]),
+    ]
+    for a, b in views:
+        scales = [torch.rand(t.shape[0] + 1, 1, device=device)[1:] for t in (a, b)]
+        q = ixt.Quantized(a, scales[0]), ixt.Quantized(b, scales[1])
+        loss = LOSS if device == "cuda" else 0.0
+        g.check((f, f), q, None, "bf16", ixt.scaled_mm(*q, f), accumulation=loss)
 
 
 def test_column_orientation() -> None:

@@ -123,8 +123,11 @@ def test_strided_and_misaligned_operands() -> None:
     for a, b in views:
         scales = [torch.rand(x.shape[0] + 1, 1)[1:] for x in (a, b)]
         q = ixt.Quantized(a, scales[0]), ixt.Quantized(b, scales[1])
+        shape = (a.shape[0], b.shape[0])
+        room = torch.zeros(shape[0] * shape[1] + 1, dtype=torch.bfloat16)
         with Library((9, 0)).patched():
             got = ixt.scaled_mm(*q, f)
+            assert torch.equal(ixt.scaled_mm(*q, f, out=room[1:].view(shape)), got)
         g.check((f, f), q, None, "bf16", got)
 
 
@@ -155,6 +158,31 @@ def test_pins() -> None:
         assert played.calls.total() == calls
     with pytest.raises(ValueError, match=r"config\.gemm must be one of"):
         config.gemm = "fastest"
+
+
+REFUSED = {
+    "row": ((ixt.FP8(), ixt.FP8()), (9, 0), "tensor"),
+    "4x4": ((ixt.FP8(granularity="block"),) * 2, (9, 0), "mm torch.bfloat16"),
+    "mx": ((ixt.MXFP8(), ixt.MXFP8()), (10, 0), "mm torch.bfloat16"),
+    "nvfp4": ((ixt.NVFP4(), ixt.NVFP4()), (10, 0), "mm torch.bfloat16"),
+    "int8": ((ixt.INT8(), ixt.INT8()), (9, 0), "mm torch.bfloat16"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_sizes_that_the_library_refuses(kind: str) -> None:
+    """Its refusal comes as a warning and another route takes the call, at once the next time."""
+    pair, card, taken = REFUSED[kind]
+    q = g.operands(pair, (16, 32, 64), 0)
+    played = Library(card, refused=kind)
+    with played.patched():
+        with pytest.warns(ixt.InductorExtWarning, match="refuses inductor_ext::scaled_mm"):
+            got = ixt.scaled_mm(*q, *pair)
+        g.check(pair, q, None, "bf16", got, rounded=g.rounds_operands(pair, "bf16"))
+        assert torch.equal(ixt.scaled_mm(*q, *pair), got)
+        assert played.calls == {kind: 1, taken: 2}
+        with config.patch(gemm="library"), pytest.raises(RuntimeError, match="NOT_SUPPORTED"):
+            ixt.scaled_mm(*q, *pair)
 
 
 def test_every_choice_has_a_reason() -> None:

@@ -6,6 +6,8 @@ Each family gives ``name(operands, bias, dtype, options) -> Tensor``, the same a
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,15 +17,16 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from .. import config
+from ..errors import InductorExtWarning
 from ..registry import register
 from ..validation import INPUT_DTYPES, check_dtype, check_same_device, check_tensor
 from ._blocks import LAYOUTS, ceil_div, check_choice, round_up
-from ._gemm_calls import ALIGNMENT
+from ._gemm_calls import ALIGNMENT, is_aligned
 from ._library import LIBRARY, define
 
 MOST_PLANS = 4096
 Route = Callable[..., Any]
-"""Writes the product to its first argument, which is contiguous and not empty."""
+"""Writes the product to its first argument, which is row-major, aligned and not empty."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Gemm:
         inputs: sample arguments for the harness.
         short: of the same arguments, a route with nothing to prepare, if the library's takes them
             as they are.
+        second: the route for sizes that the library turns out to refuse, if not "dequantize".
         op: the functional overload.
         _count: how many tensors come before the bias; the dtype is after that.
         _plans: shape of the result and route, by all that they depend on; see :meth:`_plan`.
@@ -56,6 +60,7 @@ class Gemm:
     routes: Mapping[str, Route]
     inputs: Callable[[torch.device], Iterator[tuple[Any, ...]]]
     short: Callable[..., Route | None] = lambda *args: None
+    second: Route | None = None
     op: OpOverload = field(init=False)
     _count: int = field(init=False)
     _plans: dict[Any, tuple[tuple[int, int], Route]] = field(default_factory=dict)
@@ -112,10 +117,10 @@ class Gemm:
         return out
 
     def run_out(self, *args: Any, out: Tensor) -> None:
-        """Do the same into a tensor of any strides."""
+        """Do the same into a tensor of any strides; rows that are aligned need no copy."""
         shape, route = self._plan(args)
         _check_out("out", out, args[0], shape, args[self._count + 1])
-        if out.is_contiguous():
+        if is_aligned(out) and out.stride() == (shape[1], 1):
             _without_grad(route, out, args)
         else:
             _without_grad(Tensor.copy_, out, (self.run(*args),))
@@ -131,6 +136,15 @@ class Gemm:
 
         What was found once is kept: the checks of a call take longer than the call of a GEMM.
         """
+        key = self._key(args)
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= MOST_PLANS:
+                self._plans.clear()
+            plan = self._plans[key] = self.check(*args), self._route(args)
+        return plan
+
+    def _key(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         key: list[Any] = [config.gemm, *args[self._count + 1 :]]
         for tensor in args[: self._count + 1]:
             if tensor is None:
@@ -138,12 +152,7 @@ class Gemm:
                 continue
             place = tensor.storage_offset() * tensor.element_size() % ALIGNMENT
             key += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, place)
-        plan = self._plans.get(tuple(key))
-        if plan is None:
-            if len(self._plans) >= MOST_PLANS:
-                self._plans.clear()
-            plan = self._plans[tuple(key)] = self.check(*args), self._route(args)
-        return plan
+        return tuple(key)
 
     def _route(self, args: tuple[Any, ...]) -> Route:
         if 0 in (*args[0].shape, *args[1].shape):
@@ -151,7 +160,26 @@ class Gemm:
         name, _ = self.choose(*args)
         if name == "reference":
             return lambda out, *args: out.copy_(self.reference(*args))
-        return (self.short(*args) if name == "library" else None) or self.routes[name]
+        if name != "library":
+            return self.routes[name]
+        route = self.short(*args) or self.routes[name]
+        return route if config.gemm == "library" else functools.partial(self._attempt, route)
+
+    def _attempt(self, route: Route, out: Tensor, *args: Any) -> None:
+        """Call the library, and take the second route, now and later, for what it refuses.
+
+        cuBLASLt says of some sizes that it has no kernel (rows of FP8 with a large K and a small M
+        on an H100: pytorch/ao#4582), before anything is launched.
+        """
+        try:
+            route(out, *args)
+        except RuntimeError as error:
+            if "NOT_SUPPORTED" not in str(error) and not isinstance(error, NotImplementedError):
+                raise
+            _warn_of_refusal(self.name, tuple(args[0].shape), tuple(out.shape), error)
+            second = self.second or self.routes["dequantize"]
+            self._plans[self._key(args)] = self.check(*args), second
+            second(out, *args)
 
     def _nothing(self, out: Tensor, *args: Any) -> None:
         """Sum no products (K = 0), or write no numbers."""
@@ -169,6 +197,17 @@ class Gemm:
         for args in self.inputs(device):
             out = torch.ones(self.check(*args), device=device)
             yield (out, *args[: self._count], *args[self._count + 2 :])
+
+
+def _warn_of_refusal(
+    op: str, a: tuple[int, ...], out: tuple[int, ...], error: RuntimeError
+) -> None:
+    warnings.warn(
+        f"torch's GEMM refuses inductor_ext::{op} with codes {a} and a result {out}, which another "
+        f"route takes (docs/gemm.md): {str(error).splitlines()[0]}",
+        InductorExtWarning,
+        stacklevel=2,
+    )
 
 
 def _without_grad(write: Callable[..., Any], out: Tensor, args: tuple[Any, ...]) -> None:

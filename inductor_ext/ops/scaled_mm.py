@@ -99,10 +99,7 @@ def _library(
     rowwise = scale_a.numel() != 1 or scale_b.numel() != 1
     after = rowwise and scales_after(dtype, b.dtype, is_hopper(a.device))
     if after or (bias is not None and dtype == torch.float32):  # cuBLASLt adds no fp32 bias
-        product = out.new_empty((m, n16), dtype=torch.float32)
-        one = torch.ones((), device=a.device)
-        scaled_mm_v1(product, a, bt, one, one, None, fast_accum)
-        finish(out, product, scale_a, scale_b, bias)
+        _scales_last(out, a, bt.t(), scale_a, scale_b, bias, dtype, fast_accum)
         return
     if rowwise:
         scales = for_each(scale_a, m, m).view(m, 1), for_each(scale_b, n, n16).view(1, n16)
@@ -114,6 +111,26 @@ def _library(
     scaled_mm_v1(result, a, bt, *scales, bias, fast_accum)
     if result is not out:
         out.copy_(result[:, :n])
+
+
+def _scales_last(
+    out: Tensor,
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    fast_accum: bool = False,
+) -> None:
+    """Let the library multiply the codes into fp32, and do the rest after it."""
+    m, n = out.shape
+    _, n16, k16 = round_sizes((m, n, a.shape[1]), MULTIPLES)
+    product = out.new_empty((m, n16), dtype=torch.float32)
+    one = torch.ones((), device=a.device)
+    a, bt = row_major(a, m, k16), row_major(b.t(), n16, k16)
+    scaled_mm_v1(product, a, bt, one, one, None, fast_accum)
+    finish(out, product, scale_a, scale_b, bias)
 
 
 def _short(
@@ -194,5 +211,6 @@ GEMM = Gemm(
     routes={"library": _library, "dequantize": _dequantize},
     inputs=_inputs,
     short=_short,
+    second=_scales_last,
 )
 scaled_mm = GEMM.op
