@@ -150,6 +150,10 @@ def interpret() -> None:
 
     interpreter._patch_lang_tensor = patched
     kernel._on = lambda _: contextlib.nullcontext()
+    kernel._capability = lambda _: (9, 0)
+    made = kernel.TensorDescriptor.from_tensor
+    described: list[Tensor] = []
+    kernel.TensorDescriptor.from_tensor = lambda t, block: described.append(t) or made(t, block)
     torch.manual_seed(0)
     tiles = kernel.Tiles(16, 64, 4, 1)
     for counts, k in (([0, 5, 30, 3], 256), ([45, 0], 200), ([0, 0, 0], 7), ([10, 35], 128)):
@@ -160,6 +164,11 @@ def interpret() -> None:
     ):  # fmt: skip
         for height in (0, 1):
             columns(kernel, counts, total, height, tiles)
+    tma = tiles._replace(tma=True)
+    for counts, k in (([0, 5, 30, 3], 256), ([45, 0], 144), ([1, 2, 3], 7)):  # 7: by pointers
+        for height in (0, 128):
+            rows(kernel, counts, k, height, tma)
+    assert len(described) == 8  # two operands of four products
     rest(kernel)
     whole(kernel)
 
@@ -174,7 +183,7 @@ def test_indices_and_masks() -> None:
 
 
 def compiled(fn: Any, constants: dict[str, Any], tiles: Any) -> Any:
-    """Compile a kernel for sm_90: e4m3 operands, K contiguous, sizes that 16 divides."""
+    """Compile a kernel for sm_90: e4m3 operands, K contiguous, strides that 16 divides."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -183,12 +192,15 @@ def compiled(fn: Any, constants: dict[str, Any], tiles: Any) -> Any:
     pointers = {"a": "*fp8e4nv", "b": "*fp8e4nv", "scale_a": "*fp32", "scale_b": "*fp32",
                 "offsets": "*i32", "out": "*bf16"}  # fmt: skip
     constants = constants | dict.fromkeys(ones, 1)
+    if constants.get("TMA"):
+        sides = {"a": tiles.block_m, "b": tiles.block_n}
+        pointers |= {name: f"tensordesc<fp8e4nv[{rows},{WIDTH}]>" for name, rows in sides.items()}
     signature = {
         name: "constexpr" if name in constants else pointers.get(name, "i32")
         for name in fn.arg_names
     }
     sixteen = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(fn.arg_names)
-               if name in pointers or name in ("a_m", "b_e", "b_n")}  # fmt: skip
+               if pointers.get(name, "")[:1] == "*" or name in ("a_m", "b_e", "b_n")}  # fmt: skip
     source = ASTSource(fn=fn, signature=signature, constexprs=constants, attrs=sixteen)
     options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
@@ -204,15 +216,16 @@ def test_ptx(form: str, blocks: bool) -> None:
     constants = {"EXPERTS": 16, "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n,
                  "WIDTH": WIDTH, "SCALE_N": 128 if blocks else 1, "SCALED": blocks,
                  "FAST": False}  # fmt: skip
-    if form == "rows":
-        constants["ORDER"] = 8
-    fn = kernel._rows_kernel if form == "rows" else kernel._columns_kernel
+    tma = form.endswith("TMA")
+    if form.startswith("rows"):
+        constants |= {"ORDER": 8, "TMA": tma}
+    fn = kernel._columns_kernel if form == "columns" else kernel._rows_kernel
     made = compiled(fn, constants, tiles)
     ptx = made.asm["ptx"]
     assert "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3" in ptx
     copies = re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], (\w+)", ptx)
-    assert copies
-    assert set(copies) == {"0x10"}
+    assert set(copies) == (set() if tma else {"0x10"})
+    assert ("cp.async.bulk.tensor" in ptx) == tma
     assert made.metadata.shared <= 99 * 1024  # what sm_89 and sm_120 have
 
 
