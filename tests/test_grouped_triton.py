@@ -18,9 +18,11 @@ from torch import Tensor
 WIDTH = 128
 
 
-def integers(*shape: int) -> Tensor:
-    """Small ones, as fp16: the interpreter has no FP8 products, and the kernels any dtype."""
-    return torch.randint(-2, 3, shape).half()
+E4M3 = torch.float8_e4m3fn
+
+
+def integers(*shape: int, dtype: torch.dtype = E4M3) -> Tensor:
+    return torch.randint(-2, 3, shape).float().to(dtype)
 
 
 def powers(*shape: int) -> Tensor:
@@ -86,6 +88,55 @@ def rest(kernel: Any) -> None:
     assert rising.tolist() == [0, 50, 50, 77]
 
 
+def librarys(
+    a: Tensor, b_t: Tensor, scale_a: Tensor, scale_b: Tensor, offsets: Tensor, *rest: Any
+) -> Tensor:
+    """Stand in for torch's kernel: what it takes, and rows of no expert left as they were."""
+    assert rest == (None, None, torch.bfloat16, True)
+    assert (scale_a.shape, scale_b.shape) == (a.shape[:1], (b_t.shape[0], b_t.shape[2]))
+    out = torch.full((a.shape[0], b_t.shape[2]), torch.nan)
+    start = 0
+    for e, end in enumerate(offsets.tolist()):
+        product = a[start:end].float() @ b_t[e].float()
+        out[start:end] = product * scale_a[start:end, None] * scale_b[e]
+        start = end
+    return out.bfloat16()
+
+
+def whole(kernel: Any) -> None:
+    """The ops' CUDA implementations, from their arguments on, against the definition.
+
+    Results of ours are not bfloat16: the interpreter does not round to it as a GPU does.
+    """
+    from inductor_ext.ops import scaled_grouped_mm as family
+
+    family.capability_of = lambda _: (9, 0)
+    torch._scaled_grouped_mm = librarys
+    kernel.tiles_for = lambda _: kernel.Tiles(16, 64, 4, 1)
+    offsets = torch.tensor([0, 7, 5, 30]).int()
+    bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
+    x, w = integers(33, 64), integers(4, 48, 64)
+    columns = integers(20, 33), integers(18, 33, dtype=torch.float8_e5m2)
+    one, rows_of, stacked = powers(), powers(33, 1), powers(4, 48, 1)
+    for args in (
+        (x, w, rows_of, stacked, offsets, bf16, True),  # torch's
+        (x, w, one, one, offsets, bf16, True),
+        (x, w, rows_of, powers(4, 1, 1), offsets, fp16),  # ours
+        (x, w[:, :45], one, powers(4, 45, 1), offsets, fp32),
+        (*columns, powers(20, 1), powers(4, 18, 1), offsets, fp16),
+        (*columns, powers(4, 20, 1), one, offsets, fp32),
+    ):
+        assert torch.equal(family._cuda(*args), family.reference.scaled_grouped_mm(*args))
+    x, w = integers(33, 200), integers(4, 140, 200)
+    definition = family.reference.scaled_grouped_mm_fp8_block
+    for args in (
+        (x, w, powers(33, 2), powers(4, 2, 2), offsets, fp16),
+        (x, w, powers(2, 33).t(), powers(4, 140, 2), offsets, fp32),
+        (*columns, powers(20, 1), powers(18, 1), offsets, fp32),
+    ):
+        assert torch.equal(family._cuda_block(*args), definition(*args))
+
+
 def interpret() -> None:
     import triton.runtime.interpreter as interpreter
 
@@ -99,6 +150,10 @@ def interpret() -> None:
 
     interpreter._patch_lang_tensor = patched
     kernel._on = lambda _: contextlib.nullcontext()
+    kernel._capability = lambda _: (9, 0)
+    made = kernel.TensorDescriptor.from_tensor
+    described: list[Tensor] = []
+    kernel.TensorDescriptor.from_tensor = lambda t, block: described.append(t) or made(t, block)
     torch.manual_seed(0)
     tiles = kernel.Tiles(16, 64, 4, 1)
     for counts, k in (([0, 5, 30, 3], 256), ([45, 0], 200), ([0, 0, 0], 7), ([10, 35], 128)):
@@ -109,7 +164,13 @@ def interpret() -> None:
     ):  # fmt: skip
         for height in (0, 1):
             columns(kernel, counts, total, height, tiles)
+    tma = tiles._replace(tma=True)
+    for counts, k in (([0, 5, 30, 3], 256), ([45, 0], 144), ([1, 2, 3], 7)):  # 7: by pointers
+        for height in (0, 128):
+            rows(kernel, counts, k, height, tma)
+    assert len(described) == 8  # two operands of four products
     rest(kernel)
+    whole(kernel)
 
 
 def test_indices_and_masks() -> None:
@@ -122,7 +183,7 @@ def test_indices_and_masks() -> None:
 
 
 def compiled(fn: Any, constants: dict[str, Any], tiles: Any) -> Any:
-    """Compile a kernel for sm_90: e4m3 operands, K contiguous, sizes that 16 divides."""
+    """Compile a kernel for sm_90: e4m3 operands, K contiguous, strides that 16 divides."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -131,12 +192,15 @@ def compiled(fn: Any, constants: dict[str, Any], tiles: Any) -> Any:
     pointers = {"a": "*fp8e4nv", "b": "*fp8e4nv", "scale_a": "*fp32", "scale_b": "*fp32",
                 "offsets": "*i32", "out": "*bf16"}  # fmt: skip
     constants = constants | dict.fromkeys(ones, 1)
+    if constants.get("TMA"):
+        sides = {"a": tiles.block_m, "b": tiles.block_n}
+        pointers |= {name: f"tensordesc<fp8e4nv[{rows},{WIDTH}]>" for name, rows in sides.items()}
     signature = {
         name: "constexpr" if name in constants else pointers.get(name, "i32")
         for name in fn.arg_names
     }
     sixteen = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(fn.arg_names)
-               if name in pointers or name in ("a_m", "b_e", "b_n")}  # fmt: skip
+               if pointers.get(name, "")[:1] == "*" or name in ("a_m", "b_e", "b_n")}  # fmt: skip
     source = ASTSource(fn=fn, signature=signature, constexprs=constants, attrs=sixteen)
     options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
@@ -152,15 +216,16 @@ def test_ptx(form: str, blocks: bool) -> None:
     constants = {"EXPERTS": 16, "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n,
                  "WIDTH": WIDTH, "SCALE_N": 128 if blocks else 1, "SCALED": blocks,
                  "FAST": False}  # fmt: skip
-    if form == "rows":
-        constants["ORDER"] = 8
-    fn = kernel._rows_kernel if form == "rows" else kernel._columns_kernel
+    tma = form.endswith("TMA")
+    if form.startswith("rows"):
+        constants |= {"ORDER": 8, "TMA": tma}
+    fn = kernel._columns_kernel if form == "columns" else kernel._rows_kernel
     made = compiled(fn, constants, tiles)
     ptx = made.asm["ptx"]
     assert "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3" in ptx
     copies = re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], (\w+)", ptx)
-    assert copies
-    assert set(copies) == {"0x10"}
+    assert set(copies) == (set() if tma else {"0x10"})
+    assert ("cp.async.bulk.tensor" in ptx) == tma
     assert made.metadata.shared <= 99 * 1024  # what sm_89 and sm_120 have
 
 

@@ -256,6 +256,51 @@ def test_public_function_takes_what_quantize_gives(layout: str) -> None:
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-4)
 
 
+class Experts(torch.autograd.Function):
+    """A mixture's linear layer in training, as docs/grouped_gemm.md writes it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
+        f = ixt.FP8(granularity="row")
+        ctx.save_for_backward(x, weights, offsets)
+        q, w = ixt.quantize(x, f), ixt.quantize(weights, f)
+        return ixt.scaled_grouped_mm(q, w, offsets, f, dtype=x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weights, offsets = ctx.saved_tensors
+        f = ixt.FP8(granularity="row")
+        w_t = ixt.quantize(weights.transpose(1, 2), f)  # (E, K, N)
+        to_input = ixt.scaled_grouped_mm(ixt.quantize(grad, f), w_t, offsets, f, dtype=x.dtype)
+        sides = (ixt.quantize(t, f, orientation="column") for t in (grad, x))
+        return to_input, ixt.scaled_grouped_mm(*sides, offsets, f, dtype=x.dtype), None
+
+
+@device_
+def test_a_training_step(device: str) -> None:
+    """Results and gradients are those of float64 but for the quantization's few percent."""
+    generator = torch.Generator(device=device).manual_seed(0)
+    x, w, grad = (
+        torch.randn(s, generator=generator, device=device)
+        for s in ((50, 64), (4, 32, 64), (50, 32))
+    )
+    offsets = torch.tensor([0, 13, 14, 48], dtype=torch.int32, device=device)
+    leaves = [t.clone().requires_grad_() for t in (x, w)]
+    y = Experts.apply(*leaves, offsets)
+    got = y, *torch.autograd.grad(y, leaves, grad)
+    expert = torch.bucketize(torch.arange(50, device=device), offsets.long(), right=True)
+    of_token = torch.nn.functional.one_hot(expert, 5)[:, :4].double()  # (T, E)
+    x, w, grad = x.double(), w.double(), grad.double()
+    want = (
+        torch.einsum("tk,enk,te->tn", x, w, of_token),
+        torch.einsum("tn,enk,te->tk", grad, w, of_token),
+        torch.einsum("tn,tk,te->enk", grad, x, of_token),
+    )
+    for a, b in zip(got, want, strict=True):
+        assert 0.005 < float((a - b).norm() / b.norm()) < 0.06
+        assert bool((a[b == 0] == 0).all())
+
+
 @device_
 def test_one_compilation_serves_all_offsets(device: str) -> None:
     row = ixt.FP8()

@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 WIDTH = 128
 """Columns that one step multiplies, and the width of a block that shares a scale."""
@@ -87,14 +88,12 @@ def _product(
     return acc
 
 
-@triton.jit(do_not_specialize=["total", "tiles_m"])  # one kernel for any number of tokens
-def _rows_kernel(
-    a, b, scale_a, scale_b, offsets, out, total, experts, n, k, tiles_m,
-    a_m, a_k, b_e, b_n, b_k, scale_a_m, scale_a_k, scale_b_e, scale_b_n, scale_b_k,
-    EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
-    SCALE_N: tl.constexpr, SCALED: tl.constexpr, FAST: tl.constexpr, ORDER: tl.constexpr,
+@triton.jit
+def _place(
+    offsets, total, experts, n, tiles_m,
+    EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ORDER: tl.constexpr,
 ):  # fmt: skip
-    """``out[t] = a[t] @ b[expert of t]^T``; rows beyond the last offset become 0."""
+    """Return a program's group (EXPERTS for none), its first row and column, its group's end."""
     tiles_n = tl.cdiv(n, BLOCK_N)
     program = tl.program_id(0)
     wave = program // (ORDER * tiles_n)
@@ -107,34 +106,66 @@ def _rows_kernel(
     tiles = tl.cdiv(ends - before, BLOCK_M)
     until = tl.cumsum(tiles, 0)
     group = tl.sum((until <= tile).to(tl.int32), 0)
-    if group >= EXPERTS:
-        return
     mine = number == group
     start, end = tl.sum(tl.where(mine, before, 0), 0), tl.sum(tl.where(mine, ends, 0), 0)
     row = start + (tile - tl.sum(tl.where(mine, until - tiles, 0), 0)) * BLOCK_M
-    is_expert = group < experts
-    expert = tl.minimum(group, experts - 1).to(tl.int64)
+    return group, row, column, end
 
+
+@triton.jit
+def _store_rows(
+    out, acc, scale_a, scale_b, rows, columns, end, n, is_expert, SCALED: tl.constexpr
+):  # fmt: skip
+    if not SCALED:
+        acc = acc * tl.load(scale_a)[:, None] * tl.load(scale_b)[None, :]
+    acc = tl.where(is_expert, acc, 0.0)
+    place = out + (rows.to(tl.int64) * n)[:, None] + columns[None, :]
+    mask = (rows < end)[:, None] & (columns < n)[None, :]
+    tl.store(place, acc.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["total", "tiles_m"])  # one kernel for any number of tokens
+def _rows_kernel(
+    a, b, scale_a, scale_b, offsets, out, total, experts, n, k, tiles_m,
+    a_m, a_k, b_e, b_n, b_k, scale_a_m, scale_a_k, scale_b_e, scale_b_n, scale_b_k,
+    EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
+    SCALE_N: tl.constexpr, SCALED: tl.constexpr, FAST: tl.constexpr, ORDER: tl.constexpr,
+    TMA: tl.constexpr,
+):  # fmt: skip
+    """``out[t] = a[t] @ b[expert of t]^T``; rows beyond the last offset become 0.
+
+    With TMA ``a`` is a descriptor of (T, K) and ``b`` one of (E * N, K).
+    """
+    group, row, column, end = _place(
+        offsets, total, experts, n, tiles_m, EXPERTS, BLOCK_M, BLOCK_N, ORDER
+    )
+    if group >= EXPERTS:
+        return
+    is_expert = group < experts
+    expert = tl.minimum(group, experts - 1)
+    wide = expert.to(tl.int64)
     rows, columns = row + tl.arange(0, BLOCK_M), column + tl.arange(0, BLOCK_N)
     # what lies outside of the group repeats its last row: read, and not stored
     m, at_n = tl.minimum(rows, end - 1).to(tl.int64), tl.minimum(columns, n - 1).to(tl.int64)
     scales_a = scale_a + m * scale_a_m
     one: tl.constexpr = SCALE_N % BLOCK_N == 0
-    scales_b = scale_b + expert * scale_b_e
+    scales_b = scale_b + wide * scale_b_e
     scales_b += (column if one else at_n) // SCALE_N * scale_b_n
-    acc = _product(
-        a + m * a_m, b + expert * b_e + at_n * b_n, scales_a, scales_b,
-        a_k, b_k, scale_a_k, scale_b_k, 0, tl.where(is_expert, k, 0),
-        BLOCK_M, BLOCK_N, WIDTH, SCALED, one, FAST,
-    )  # fmt: skip
-    if not SCALED:
-        acc = acc * tl.load(scales_a)[:, None] * tl.load(scales_b)[None, :]
-    acc = tl.where(is_expert, acc, 0.0)
-    mask = (rows < end)[:, None] & (columns < n)[None, :]
-    tl.store(
-        out + (rows.to(tl.int64) * n)[:, None] + columns[None, :],
-        acc.to(out.dtype.element_ty), mask=mask,
-    )  # fmt: skip
+    until = tl.where(is_expert, k, 0)
+    if TMA:  # beyond K it reads zeros, beyond the group rows that are not stored
+        acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for block in range(tl.cdiv(until, WIDTH)):
+            x = a.load([row, block * WIDTH])
+            y = b.load([expert * n + column, block * WIDTH]).T
+            scales = scales_a + block * scale_a_k, scales_b + block * scale_b_k
+            acc = _step(acc, x, y, scales[0], scales[1], SCALED, one, FAST)
+    else:
+        acc = _product(
+            a + m * a_m, b + wide * b_e + at_n * b_n, scales_a, scales_b,
+            a_k, b_k, scale_a_k, scale_b_k, 0, until,
+            BLOCK_M, BLOCK_N, WIDTH, SCALED, one, FAST,
+        )  # fmt: skip
+    _store_rows(out, acc, scales_a, scales_b, rows, columns, end, n, is_expert, SCALED)
 
 
 @triton.jit(do_not_specialize=["total"])
@@ -194,17 +225,22 @@ def _tail_kernel(offsets, out, total, experts, n, BLOCK_M: tl.constexpr, BLOCK_N
 
 
 class Tiles(NamedTuple):
-    """Rows and columns of a program's result, its warps, and the loads in flight."""
+    """Rows and columns of a program's result, its warps, the loads in flight, and who loads.
+
+    ``tma`` asks for the tensor memory accelerator (sm_90 and later), where addresses allow it.
+    """
 
     block_m: int
     block_n: int
     warps: int
     stages: int
+    tma: bool = False
 
 
 CANDIDATES = (
-    Tiles(128, 128, 8, 3), Tiles(128, 128, 8, 4), Tiles(128, 256, 8, 3), Tiles(128, 64, 4, 4),
-    Tiles(64, 128, 4, 4), Tiles(64, 64, 4, 4), Tiles(32, 128, 4, 4), Tiles(16, 128, 4, 4),
+    Tiles(128, 128, 8, 3), Tiles(128, 128, 8, 4), Tiles(128, 64, 4, 4), Tiles(64, 128, 4, 4),
+    Tiles(64, 64, 4, 4), Tiles(32, 128, 4, 4), Tiles(16, 128, 4, 4),
+    Tiles(128, 128, 8, 4, True), Tiles(128, 64, 4, 4, True), Tiles(64, 128, 4, 4, True),
 )  # fmt: skip
 """What ``bench gemm --only tiles`` compares."""
 
@@ -241,13 +277,19 @@ def rows_product(
     groups = experts + 1
     tiles_m = min(total, (total + groups * (tiles.block_m - 1)) // tiles.block_m)
     grid = (tiles_m * triton.cdiv(n, tiles.block_n),)
+    tma = tiles.tma and _described(a) and b.is_contiguous() and _described(b.view(-1, k))
+    if tma:
+        left = TensorDescriptor.from_tensor(a, [tiles.block_m, WIDTH])
+        right = TensorDescriptor.from_tensor(b.view(-1, k), [tiles.block_n, WIDTH])
+    else:
+        left, right = a, b
     with _on(a):
         _rows_kernel[grid](
-            a, b, scale_a, scale_b, offsets, out, total, experts, n, k, tiles_m,
+            left, right, scale_a, scale_b, offsets, out, total, experts, n, k, tiles_m,
             *a.stride(), *b.stride(), *scale_a.stride(), *scale_b.stride(),
             EXPERTS=triton.next_power_of_2(groups), BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n,
             WIDTH=WIDTH, SCALE_N=scale_n, SCALED=scaled, FAST=fast, ORDER=_ORDER,
-            num_warps=tiles.warps, num_stages=tiles.stages,
+            TMA=tma, num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
     return out
 
@@ -298,6 +340,16 @@ def zero_tail(out: Tensor, offsets: Tensor) -> Tensor:
             offsets, out, total, offsets.shape[0], n, BLOCK_M=16, BLOCK_N=256
         )
     return out
+
+
+_capability = torch.cuda.get_device_capability
+
+
+def _described(matrix: Tensor) -> bool:
+    """Return whether the tensor memory accelerator can read a matrix of bytes."""
+    step, one = matrix.stride()
+    aligned = step % 16 == 0 and matrix.data_ptr() % 16 == 0
+    return bool(one == 1 and aligned and _capability(matrix.device) >= (9, 0))
 
 
 def _on(tensor: Tensor) -> Any:
