@@ -298,12 +298,13 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // ---------------------------------------------------------------------------------------- host
 
+constexpr int kMaxDevices = 64;
+
 struct Card {
   int processors, shared_bytes;
 };
 
 inline Card card_of(int device) {
-  constexpr int kMaxDevices = 64;
   static std::atomic<int64_t> known[kMaxDevices];
   IXT_CHECK(device >= 0 && device < kMaxDevices, "device index must be below 64, got ", device);
   int64_t both = known[device].load(std::memory_order_relaxed);
@@ -349,9 +350,13 @@ void run_decode(DecodeArgs& a, Target target) {
   const int blocks = std::min(a.tiles, card.processors);
   const int bytes = plan<C, NT>(a, blocks, card.shared_bytes);
   auto* kernel = &multiply_weights<C, Packed, T, NT>;
-  check_cuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                  cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-             "shared memory of a kernel");
+  static std::atomic<int> allowed[kMaxDevices];  // bytes, of this kernel
+  if (bytes > allowed[target.device].load(std::memory_order_relaxed)) {
+    check_cuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                    cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+               "shared memory of a kernel");
+    allowed[target.device].store(bytes, std::memory_order_relaxed);
+  }
   kernel<<<blocks, kThreads, bytes, target.stream>>>(a);
   check_cuda(cudaGetLastError(), "kernel launch");
 }
