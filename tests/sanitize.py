@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import cases
+import test_attention_fp8
 import torch
 from card import FAMILIES
 
@@ -55,13 +56,22 @@ def on_contracts_inputs(device: str) -> Iterator[str]:
                 yield contract.name
 
 
+def on_attention(device: str) -> Iterator[str]:
+    """The FP8 kernel on ragged, packed and windowed sequences, against float64."""
+    route = "math" if device == "cpu" else "triton"
+    for case in test_attention_fp8.EVERY.values():
+        for kind in test_attention_fp8.kinds(case):
+            test_attention_fp8.check_op(case, kind, device, route)
+            yield "attention_fp8"
+
+
 def main() -> None:
     """Run everything, and say how many calls that was."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
     device: Any = parser.parse_args().device
     compared = len([*on_oracles_inputs(device)])
-    called = len([*on_contracts_inputs(device)])
+    called = len([*on_contracts_inputs(device), *on_attention(device)])
     if device != "cpu":
         torch.cuda.synchronize()
     print(f"{device}: {compared} calls have the oracle's bits, {called} more ran")

@@ -95,16 +95,15 @@ def test_kernel_in_the_interpreter() -> None:
     """Every case and kind of scale; then two without a rounding that could hide errors."""
     given, checks = [], []
     for case in LARGER.values():
-        for kind in kinds(case):
-            codes, scales = quantized(case, kind)
-            given.append(interpreted(case, codes, scales, case.dim**-0.5))
-            checks.append((case, codes, scales, None))
+        codes, scales = quantized(case, kinds(case)[-1])
+        given.append(interpreted(case, codes, scales, case.dim**-0.5))
+        checks.append((case, codes, scales, None))
         given.append(uniform(case))
         checks.append((case, None, None, given[-1]))
         given.append(one_hot(case))
         checks.append((case, None, None, given[-1]))
-    for case in SMALL.values():
-        codes, scales = quantized(case, "head")
+    for number, case in enumerate(SMALL.values()):
+        codes, scales = quantized(case, ("tensor", "head")[number % 2])
         given.append(interpreted(case, codes, scales, case.dim**-0.5))
         checks.append((case, codes, scales, None))
     for (case, codes, scales, exact), got in zip(checks, interpreter.run(given), strict=True):
@@ -155,21 +154,22 @@ def test_definition() -> None:
                 assert got[0].transpose(1, 2).is_contiguous()
 
 
+def check_op(case: Case, kind: str, device: str, route: str) -> None:
+    """Run the op and compare; Hopper sums FP8 products with 13 bits below the largest term."""
+    codes, scales = quantized(case, kind)
+    here = [c.to(device) for c in codes[:2]]
+    here.append(codes[2].mT.to(device).mT)
+    with ixt.config.patch(attention=route):
+        got = OPS.attention_fp8(*here, *(s.to(device) for s in scales), *case.rest(device))
+    check(case, got, codes, scales, 2.0**-12)
+
+
 @gpu
 @pytest.mark.parametrize("route", ["triton", "dequantize"])
 @pytest.mark.parametrize("name", EVERY)
 def test_on_a_card(name: str, route: str) -> None:
-    """Hopper sums products of FP8 with 13 bits below the largest term; see the kernel."""
-    case = EVERY[name]
-    for kind in kinds(case):
-        codes, scales = quantized(case, kind)
-        here = [t.as_strided(t.shape, t.stride()) for t in codes]
-        here = [h.cuda() if h.is_contiguous() else h.mT.cuda().mT for h in here]
-        with ixt.config.patch(attention=route):
-            got = OPS.attention_fp8(
-                *here, *(s.cuda() for s in scales), *case.rest("cuda"), -1, torch.bfloat16
-            )
-        check(case, got, codes, scales, 2.0**-12)
+    for kind in kinds(EVERY[name]):
+        check_op(EVERY[name], kind, "cuda", route)
 
 
 @gpu

@@ -22,6 +22,7 @@ DEFAULTS = {
     "disabled_ops": frozenset(),
     "always_lower": True,  # tests/conftest.py
     "templates": True,
+    "attention": "auto",
 }
 
 
@@ -59,7 +60,7 @@ def test_environment(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [
         "{'enabled': True, 'strict': True, 'numerics': 'fast',"
         " 'disabled_ops': ['a::b', 'inductor_ext::dequantize_fp8'], 'always_lower': False,"
-        " 'templates': True}",
+        " 'templates': True, 'attention': 'auto'}",
         "True False",
     ], done.stderr
 
