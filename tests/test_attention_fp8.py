@@ -15,6 +15,7 @@ from torch import Tensor
 import inductor_ext as ixt
 from inductor_ext import _compat, fake_gpu
 from inductor_ext.decompositions.attention import BLOCK, dequantize
+from inductor_ext.ops.attention_fp8 import dequantize_heads
 
 OPS = torch.ops.inductor_ext
 E4M3 = torch.float8_e4m3fn
@@ -152,6 +153,21 @@ def test_definition() -> None:
                 require_within(got, want, 2.0**-40, 0.0, 2.0**-40, 2.0**-40 + 2.0**-23)
                 assert got[0].dtype == dtype
                 assert got[0].transpose(1, 2).is_contiguous()
+
+
+def test_dequantized_heads() -> None:
+    """One kernel where it reads rows, and everywhere the bits of the formula."""
+    generator = torch.Generator().manual_seed(0)
+    for batch, heads, tokens, dim in ((2, 3, 200, 16), (1, 1, 1, 1), (2, 0, 5, 8), (1, 2, 128, 8)):
+        x = torch.randn(batch, heads, tokens, dim, generator=generator).to(E4M3)
+        blocks = -(-tokens // BLOCK)
+        for scale in (torch.rand(1), torch.rand(batch, heads), torch.rand(batch, heads, blocks)):
+            for order in ((0, 1, 2, 3), (0, 2, 1, 3), (0, 1, 3, 2), (3, 0, 1, 2)):
+                back = [order.index(axis) for axis in range(4)]
+                codes = x.permute(order).contiguous().permute(back)
+                for dtype in (torch.bfloat16, torch.float32):
+                    got = dequantize_heads(codes, scale, dtype)
+                    assert torch.equal(got, dequantize(codes, scale, dtype))
 
 
 def check_op(case: Case, kind: str, device: str, route: str) -> None:
