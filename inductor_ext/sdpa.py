@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from inductor_ext.decompositions.attention import BLOCK
-from inductor_ext.decompositions.attention import dequantize as dequantize_heads
 
 from ._call import call, call_with_gradient
 from .api import _guard_mode, quantize
 from .formats import FP8, Format, Quantized
+from .ops.attention_fp8 import dequantize_heads
 from .validation import check_tensor
 
 __all__ = ["attention"]

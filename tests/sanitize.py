@@ -14,6 +14,7 @@ from typing import Any
 
 import cases
 import kv
+import test_attention_fp8
 import test_decode_attention
 import test_kv_cache
 import test_rope
@@ -96,13 +97,22 @@ def on_caches(device: str) -> Iterator[str]:
             yield "decode_attention"
 
 
+def on_attention(device: str) -> Iterator[str]:
+    """The FP8 kernel on ragged, packed and windowed sequences, against float64."""
+    route = "math" if device == "cpu" else "triton"
+    for case in test_attention_fp8.EVERY.values():
+        for kind in test_attention_fp8.kinds(case):
+            test_attention_fp8.check_op(case, kind, device, route)
+            yield "attention_fp8"
+
+
 def main() -> None:
     """Run everything, and say how many calls that was."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
     device: Any = parser.parse_args().device
     compared = len([*on_oracles_inputs(device)])
-    multiplied = len([*on_weights(device)])
+    multiplied = len([*on_weights(device), *on_attention(device)])
     called = len([*on_contracts_inputs(device), *on_caches(device)])
     if device != "cpu":
         torch.cuda.synchronize()

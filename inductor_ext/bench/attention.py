@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -61,6 +63,11 @@ CASES = (
     Case(8192, 32, 32, 64),
     Case(8192, 16, 16, 256),
 )
+TILES = (
+    (128, 128, 8, 2), (128, 128, 8, 3), (128, 64, 8, 3), (128, 64, 8, 4), (128, 64, 4, 3),
+    (64, 128, 4, 3), (64, 64, 4, 4), (128, 256, 8, 2), (128, 32, 8, 4),
+)  # fmt: skip
+"""Queries, keys, warps and stages to try for our kernel."""
 TINY = (Case(256, 4, 4, 64), Case(200, 4, 2, 128))
 """What a CPU can do in seconds."""
 
@@ -147,6 +154,30 @@ def measure(case: Case, device: torch.device, only: str) -> Iterator[Line]:
         yield Line(case.name, name, us, share * case.flops / us / 1e6, error)
 
 
+def tiles(case: Case, device: torch.device, only: str) -> Iterator[Line]:
+    """Yield our kernel with other tiles, and with sums of its products in fp32 and by Hopper."""
+    if device.type != "cuda":
+        return
+    from inductor_ext.kernels.triton import attention_fp8 as kernel
+
+    true = _true(*operands(case, device))
+    codes = [codes_of(x.bfloat16()) for x in operands(case, device)]
+    codes[2] = codes[2]._replace(codes=codes[2].codes.mT.contiguous().mT)
+    call = partial(ixt.attention, *codes, causal=True, format=FP8)
+    for tile, sums in itertools.product(TILES, (0, case.dim)):
+        name = f"tile {'x'.join(map(str, tile))}, {'fp32' if sums else 'own'} sums"
+        if only not in name:
+            continue
+        with (
+            mock.patch.dict(kernel.TILES, {case.dim: (tile, tile)}),
+            mock.patch.object(kernel, "FP32_SUMS_UP_TO", sums),
+            ixt.config.patch(attention="triton"),
+        ):
+            error = _error(call(), true)
+            us = device_time(call, device)
+        yield Line(case.name, name, us, case.flops / us / 1e6, error)
+
+
 def hadamard(dim: int, device: torch.device) -> Tensor:
     """Return an orthogonal matrix that spreads outliers: Hadamard's, columns signed at random."""
     matrix = torch.ones(1, 1, device=device)
@@ -188,6 +219,7 @@ def run(arguments: argparse.Namespace) -> int:
     with torch.no_grad():
         for case in cases:
             lines += measure(case, device, arguments.only)
+        lines += tiles(cases[0], device, arguments.only)
         lines += accuracy(cases[1], device, arguments.only)
     if not lines:
         print(f"no line of bench attention contains {arguments.only!r}")

@@ -85,9 +85,31 @@ def _run(
         exact: Pair = reference.attention_fp8(q, k, v, *scales, *given, dtype)
         return exact
     pairs = zip((q, k, v), scales, strict=True)
-    q, k, v = (reference.dequantize(codes, s, _wide(dtype)) for codes, s in pairs)
+    q, k, v = (dequantize_heads(codes, s, _wide(dtype)) for codes, s in pairs)
     out, lse = attention_by(q, k, v, given)
     return as_rows(out, dtype), lse
+
+
+def dequantize_heads(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ``codes * scale``, laid out as the codes, in one kernel where it reads rows.
+
+    Args:
+        codes: (B, H, S, D). scale: as the op takes it.
+    """
+    batch, heads, tokens, dim = codes.shape
+    blocks = scale.dim() == 3 and scale.shape[2] != 1
+    for first, second, rows in ((1, 1, tokens), (1, 2, tokens), (2, 3, dim)):
+        view = codes.transpose(first, second)
+        if not view.is_contiguous() or (blocks and second == 3):
+            continue
+        if scale.numel() == 1:
+            each = scale.reshape(())
+        else:
+            each = reference.each_row(scale, tokens).expand(batch, heads, rows, 1)
+            each = (each.transpose(1, 2) if second == 2 else each).contiguous()
+        wide: Tensor = torch.ops.inductor_ext.dequantize_fp8.default(view, each, dtype)
+        return wide.transpose(first, second)
+    return reference.dequantize(codes, scale, dtype)
 
 
 def _call_of(q: Tensor, k: Tensor, scales: tuple[Tensor, ...], given: Any) -> Call:

@@ -111,9 +111,11 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     kv = head // group
     if PACKED:
-        begin, begin_k = tl.load(OFFSETS + batch), tl.load(OFFSETS_K + batch)
-        rows = tl.load(OFFSETS + batch + 1) - begin
-        keys = tl.load(OFFSETS_K + batch + 1) - begin_k
+        # kept inside the tensors, whatever the offsets say
+        begin = tl.minimum(tl.maximum(tl.load(OFFSETS + batch), 0), rows)
+        begin_k = tl.minimum(tl.maximum(tl.load(OFFSETS_K + batch), 0), keys)
+        rows = tl.minimum(tl.load(OFFSETS + batch + 1), rows) - begin
+        keys = tl.maximum(tl.minimum(tl.load(OFFSETS_K + batch + 1), keys) - begin_k, 0)
         batch = tl.zeros((), tl.int64)
         Q += begin.to(tl.int64) * q_s
         K += begin_k.to(tl.int64) * k_s
