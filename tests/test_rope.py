@@ -147,13 +147,15 @@ def test_the_gradient_lies_as_x_does(token_major: bool) -> None:
 
     (want,) = torch.autograd.grad(run(leaf), leaf, grad)
     assert want.is_contiguous()
+    back = OPS.rope_backward(grad, cos, sin, None, 0, False, token_major)
+    assert (back.transpose(1, 2) if token_major else back).is_contiguous()
+    if not token_major:  # compiled once is enough
+        return
     with running.plugin(True):
         ixt.clear_records()
         (got,) = torch.autograd.grad(torch.compile(run, fullgraph=True)(leaf), leaf, grad)
         assert {r.outcome for r in ixt.records()} == {"decomposed"}
     assert torch.equal(got, want)
-    back = OPS.rope_backward(grad, cos, sin, None, 0, False, token_major)
-    assert (back.transpose(1, 2) if token_major else back).is_contiguous()
 
 
 @pytest.mark.contract

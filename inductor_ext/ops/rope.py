@@ -50,6 +50,14 @@ def _check(
     _check_table(name, x, cos, positions, width)
 
 
+def _rows_of(shape: tuple[int, ...], batch: int, tokens: int) -> bool:
+    """Return whether a shape is (S,) or (B, S).
+
+    Sizes are compared in this order only: batch and tokens, which may be equal, need no guard.
+    """
+    return shape == (tokens,) if len(shape) == 1 else shape == (batch, tokens)
+
+
 def _check_table(name: str, x: Tensor, cos: Tensor, positions: Tensor | None, width: int) -> None:
     batch, tokens = x.shape[0], x.shape[2]
     shape = tuple(cos.shape)
@@ -59,7 +67,7 @@ def _check_table(name: str, x: Tensor, cos: Tensor, positions: Tensor | None, wi
             f"`{name}` or half of them, got {shape}"
         )
     if positions is None:
-        if shape[:-1] not in ((tokens,), (1, tokens), (batch, tokens)):
+        if not _rows_of(shape[:-1], batch, tokens) and shape[:-1] != (1, tokens):
             raise ValueError(
                 f"`cos` must have the shape ({tokens}, {shape[-1]}) or ({batch}, {tokens}, "
                 f"{shape[-1]}), a row a token of `{name}`, got {shape}"
@@ -73,7 +81,7 @@ def _check_table(name: str, x: Tensor, cos: Tensor, positions: Tensor | None, wi
     check_tensor("positions", positions)
     check_dtype("positions", positions.dtype, INDEX_DTYPES)
     check_same_device("positions", positions, name, x)
-    if tuple(positions.shape) not in ((tokens,), (batch, tokens)):
+    if not _rows_of(tuple(positions.shape), batch, tokens):
         raise ValueError(
             f"`positions` must have the shape ({tokens},) or ({batch}, {tokens}), got "
             f"{tuple(positions.shape)}"
