@@ -65,10 +65,6 @@ def test_environment(tmp_path: Path) -> None:
         "enabled": True, "strict": True, "numerics": "fast", "always_lower": False,
         "disabled_ops": ["a::b", "inductor_ext::dequantize_fp8"],
     }  # fmt: skip
-    flags = DEFAULTS | {
-        "enabled": True, "strict": True, "numerics": "fast", "always_lower": False,
-        "disabled_ops": ["a::b", "inductor_ext::dequantize_fp8"],
-    }  # fmt: skip
     assert done.stdout.splitlines() == [repr(flags), "True False"], done.stderr
 
 
