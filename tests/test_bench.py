@@ -95,7 +95,8 @@ def test_kernels_at_two_shapes(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_every_cuda_kernel_is_measured() -> None:
     with_kernel = {row.op for row in support.table() if row.cuda != "PyTorch"}
-    assert with_kernel - {"scaled_mm"} == {case.op for case in CASES}
+    gemms = {op for op in with_kernel if "scaled_mm" in op}
+    assert with_kernel - gemms == {case.op for case in CASES}
     assert len({str(case) for case in CASES}) == len(CASES)
 
 
