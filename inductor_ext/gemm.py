@@ -53,12 +53,11 @@ def scaled_mm(
     for name, tensor in (("bias", bias), ("out", out)):
         if tensor is not None:
             check_tensor(name, tensor)
-    shape = (*a[0].shape[:-1], b[0].shape[0])
     if out is None:
         result: Tensor = call(op.default, *operands, bias, dtype, *options)
-        return result.view(shape) if len(shape) != 2 else result
-    if out.dim() != len(shape) or tuple(out.shape) != shape:
-        raise ValueError(f"`out` must have the shape {shape}, got {tuple(out.shape)}")
+        # In an autograd.Function's forward Dynamo takes no sizes that are computed for nothing.
+        return result if a[0].dim() == 2 else result.view(*a[0].shape[:-1], b[0].shape[0])
+    _check_out(out, a, b)
     call(op.out, *operands, bias, dtype, *options, out=_rows(out))
     return out
 
@@ -84,9 +83,7 @@ def scaled_mm_accumulate_(
     _guard_mode()
     check_tensor("out", out)
     op, operands, options = _product(a, b, format, format_b, fast_accum)
-    shape = (*a[0].shape[:-1], b[0].shape[0])
-    if out.dim() != len(shape) or tuple(out.shape) != shape:
-        raise ValueError(f"`out` must have the shape {shape}, got {tuple(out.shape)}")
+    _check_out(out, a, b)
     accumulate = getattr(_ops, op.__name__ + "_accumulate_")
     call(accumulate.default, _rows(out), *operands, *options)
     return out
@@ -117,6 +114,12 @@ def _product(
         return _ops.scaled_mm_mxfp8, (*codes, *scales), options
     amaxes = _amax("a", a), _amax("b", b)
     return _ops.scaled_mm_nvfp4, (*codes, *scales, *amaxes), options
+
+
+def _check_out(out: Tensor, a: Any, b: Any) -> None:
+    shape = (*a[0].shape[:-1], b[0].shape[0])
+    if out.dim() != len(shape) or tuple(out.shape) != shape:
+        raise ValueError(f"`out` must have the shape {shape}, got {tuple(out.shape)}")
 
 
 def _check_operands(a: Any, b: Any) -> None:

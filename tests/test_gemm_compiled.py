@@ -90,6 +90,40 @@ def test_in_place_forms() -> None:
     assert torch.equal(total, 1 + ixt.scaled_mm(a, b, f, dtype=torch.float32))
 
 
+class Linear(torch.autograd.Function):
+    """A linear layer whose three products are FP8."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        f = ixt.FP8()
+        return ixt.scaled_mm(ixt.quantize(x, f), ixt.quantize(w, f), f)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        (x, w), f = ctx.saved_tensors, ixt.FP8()
+        dy_t, x_t, w_t = (ixt.quantize(t, f, orientation="column") for t in (dy, x, w))
+        return ixt.scaled_mm(ixt.quantize(dy, f), w_t, f), ixt.scaled_mm(dy_t, x_t, f)
+
+
+@pytest.mark.parametrize("shape", [(5, 32), (5, 3, 32)], ids=str)
+def test_in_an_autograd_function(shape: tuple[int, ...]) -> None:
+    """Sizes that may change, forward and backward in one graph each."""
+
+    def loss(x: Tensor, w: Tensor) -> Tensor:
+        return (Linear.apply(x, w) * 2).sum()
+
+    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")
+    gradients = []
+    for fn in (loss, compiled):
+        x, w = (torch.randn(s, generator=torch.manual_seed(0)).bfloat16() for s in (shape, (7, 32)))
+        with torch.enable_grad():
+            fn(x.requires_grad_(), w.requires_grad_()).backward()
+        gradients.append((x.grad, w.grad))
+    for one, other in zip(*gradients, strict=True):
+        assert torch.equal(one, other)
+
+
 OUT_FORMS = {
     gemm.name: gemm
     for gemm in (
