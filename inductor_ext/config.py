@@ -44,8 +44,9 @@ def _numerics(name: str, value: Any) -> str:
 
 
 def _weight_only(name: str, value: Any) -> str:
-    if value not in ("auto", "kernel", "dequantize"):
-        raise ValueError(f'config.{name} must be "auto", "kernel" or "dequantize", got {value!r}')
+    routes = ("auto", "kernel", "triton", "dequantize")
+    if value not in routes:
+        raise ValueError(f"config.{name} must be one of {', '.join(routes)}, got {value!r}")
     return str(value)
 
 
