@@ -51,7 +51,7 @@ def lowering(contract: OpContract) -> Callable[..., Any]:
     def lower(*args: Any, **kwargs: Any) -> Any:
         if contract.strategy != "lowering":
             if contract.strategy == "opaque":
-                add_record(Record(contract.name, "opaque", "registered as opaque"))
+                add_record(Record(contract.name, "opaque", _why_opaque(contract)))
             return _fall_back(contract, args, kwargs)
         node = _compat.V.graph.current_node
         fakes = pytree.tree_map_only(torch.fx.Node, _fake, (node.args, node.kwargs))
@@ -78,6 +78,14 @@ def lowering(contract: OpContract) -> Callable[..., Any]:
         return _fall_back(contract, args, kwargs)
 
     return lower
+
+
+def _why_opaque(contract: OpContract) -> str:
+    if contract.why is None:
+        return "registered as opaque"
+    node = _compat.V.graph.current_node
+    fakes = pytree.tree_map_only(torch.fx.Node, _fake, (node.args, node.kwargs))
+    return contract.why(*fakes[0], **fakes[1])
 
 
 def _fake(node: torch.fx.Node) -> Any:

@@ -174,6 +174,19 @@ def _cuda(family: Family, x: Tensor, *rest: Any) -> Tensor:
     return result.reshape(*x.shape[:-1], codes.shape[0])
 
 
+def _why(family: Family, x: Tensor, *rest: Any, **named: Any) -> str:
+    """Return the route of a call and the reason, for records and ``explain``."""
+    if x.device.type != "cuda":
+        return "reference: the CPU and other devices have no kernel"
+    if not isinstance(math.prod(x.shape[:-1]), int):
+        return "decided when it runs, by the rows of x"
+    weight, _ = _split(family, rest)
+    try:
+        return ": ".join(choose_weight_only(family.call(x, weight)))
+    except ValueError as refusal:  # raised when it runs
+        return str(refusal)
+
+
 def _laid_out(t: Tensor) -> Tensor:
     t = t.contiguous()
     return t if t.data_ptr() % 16 == 0 else t.clone()
@@ -226,7 +239,14 @@ def _register(name: str, family: Family) -> OpOverload:
     schema = f"{full}(Tensor x, {family.arguments}, Tensor? bias=None) -> Tensor"
     op = define(schema, fake=partial(_fake, family), reference=formula, compiled=False)
     LIBRARY.impl(full, partial(_cuda, family), "CUDA")
-    register(op, reference=formula, opaque=True, autograd=None, inputs=partial(_inputs, name))
+    register(
+        op,
+        reference=formula,
+        opaque=True,
+        autograd=None,
+        why=partial(_why, family),
+        inputs=partial(_inputs, name),
+    )
     return op
 
 
