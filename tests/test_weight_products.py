@@ -9,7 +9,7 @@ import weights
 from torch import Tensor
 
 import inductor_ext as ixt
-from inductor_ext import fake_gpu
+from inductor_ext import fake_gpu, registry
 
 BF16 = torch.bfloat16
 
@@ -45,6 +45,15 @@ def test_fast_numerics_take_one_kernel(name: str, m: int, bias: bool) -> None:
     assert "extern_kernels" not in source.partition("def call")[2]
     assert "dequantize_" not in source.partition("def call")[2]
     assert "triton_" not in source.partition("def call")[2]
+
+
+def test_the_record_says_which_route() -> None:
+    registry.clear_records()
+    with torch.compiler.config.patch(force_disable_caches=True):
+        externs("int8 row", 8, numerics="fast", weight_only="kernel")
+    (record,) = [r for r in registry.records() if "weight_only_mm" in r.op]
+    assert record.outcome == "opaque"
+    assert record.reason == "kernel: pinned by config.weight_only"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ dequantization in its loop; "dequantize" writes the weight out in the dtype of x
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
@@ -43,18 +45,18 @@ def choose_weight_only(call: Call) -> tuple[str, str]:
         ValueError: if ``config.weight_only`` names a route that cannot take this call.
     """
     pin = config.weight_only
-    why_not = {"kernel": _kernel_cannot(call), "triton": _triton_cannot(call), "dequantize": ""}
     if pin != "auto":
-        if why_not[pin]:
+        why_not = _PINNED_CANNOT[pin](call)
+        if why_not:
             raise ValueError(
                 f'config.weight_only must be "auto" or "dequantize" for this call, got "{pin}": '
-                + why_not[pin]
+                + why_not
             )
         return pin, "pinned by config.weight_only"
     if call.rows > ROWS_OF_DEFAULT:
         return "dequantize", "the default until the other routes are measured on a card"
-    if why_not["kernel"]:
-        return "dequantize", why_not["kernel"]
+    if _kernel_cannot(call):
+        return "dequantize", _kernel_cannot(call)
     return "kernel", f"{call.rows} rows of x: each byte of the weight is read once"
 
 
@@ -80,4 +82,13 @@ def _kernel_cannot(call: Call) -> str:
 
 
 def _triton_cannot(call: Call) -> str:
-    return _no_product(call)
+    if _no_product(call):
+        return _no_product(call)
+    return "" if find_spec("triton") else "triton is not installed"
+
+
+_PINNED_CANNOT: dict[str, Callable[[Call], str]] = {
+    "kernel": _kernel_cannot,
+    "triton": _triton_cannot,
+    "dequantize": lambda call: "",
+}

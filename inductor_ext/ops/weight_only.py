@@ -50,7 +50,9 @@ class Family:
         arguments: of the weight, as the schema has them.
         check: raises TypeError or ValueError for a weight and a dtype that do not fit.
         dequantize: the weight in a dtype.
-        decode: (kind, scale, packed, last, group, rows) for the CUDA kernel; see ``_decode``.
+        decode: (kind, scale, packed, last, group, rows) for the kernels: fp32 scales of groups,
+            bytes of groups (e8m0, e4m3, zero points), what whole rows are multiplied by (nvfp4:
+            amax), elements and rows of a group.
         bits: of a code.
     """
 
@@ -158,20 +160,31 @@ def _cuda(family: Family, x: Tensor, *rest: Any) -> Tensor:
     weight, bias = _split(family, rest)
     _check(family, x, weight, bias)
     route, _ = choose_weight_only(family.call(x, weight))
-    if route == "kernel":
-        return _decode(family, x, weight, bias)
-    return F.linear(x, family.dequantize(weight, x.dtype), bias)
+    if route == "dequantize":
+        return F.linear(x, family.dequantize(weight, x.dtype), bias)
+    kind, *tensors, group, rows = family.decode(weight)
+    # what the kernels read is contiguous and on 16 bytes
+    matrix, codes = _laid_out(x.reshape(-1, x.shape[-1])), _laid_out(weight[0])
+    scale, packed, last, added = (None if t is None else _laid_out(t) for t in (*tensors, bias))
+    if route == "triton":
+        from inductor_ext.kernels.weights_triton import multiply
+    else:
+        multiply = getattr(_ops, DECODE)
+    result: Tensor = multiply(matrix, codes, added, kind, scale, packed, last, group, rows)
+    return result.reshape(*x.shape[:-1], codes.shape[0])
 
 
-def _decode(family: Family, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-    """Call the CUDA kernel, with what it reads contiguous and on 16 bytes."""
-    kind, scale, packed, last, group, rows = family.decode(weight)
-    tensors = [_laid_out(t) for t in (x.reshape(-1, x.shape[-1]), weight[0])]
-    extra = [None if t is None else _laid_out(t) for t in (scale, packed, last, bias)]
-    scale, packed, last, bias = extra
-    op = getattr(_ops, DECODE)
-    result: Tensor = op(*tensors, bias, kind, scale, packed, last, group, rows)
-    return result.reshape(*x.shape[:-1], weight[0].shape[0])
+def _why(family: Family, x: Tensor, *rest: Any, **named: Any) -> str:
+    """Return the route of a call and the reason, for records and ``explain``."""
+    if x.device.type != "cuda":
+        return "reference: the CPU and other devices have no kernel"
+    if not isinstance(math.prod(x.shape[:-1]), int):
+        return "decided when it runs, by the rows of x"
+    weight, _ = _split(family, rest)
+    try:
+        return ": ".join(choose_weight_only(family.call(x, weight)))
+    except ValueError as refusal:  # raised when it runs
+        return str(refusal)
 
 
 def _laid_out(t: Tensor) -> Tensor:
@@ -226,7 +239,14 @@ def _register(name: str, family: Family) -> OpOverload:
     schema = f"{full}(Tensor x, {family.arguments}, Tensor? bias=None) -> Tensor"
     op = define(schema, fake=partial(_fake, family), reference=formula, compiled=False)
     LIBRARY.impl(full, partial(_cuda, family), "CUDA")
-    register(op, reference=formula, opaque=True, autograd=None, inputs=partial(_inputs, name))
+    register(
+        op,
+        reference=formula,
+        opaque=True,
+        autograd=None,
+        why=partial(_why, family),
+        inputs=partial(_inputs, name),
+    )
     return op
 
 
