@@ -138,7 +138,9 @@ def test_nothing_and_layouts(device: str) -> None:
     ):
         got = ixt.attention(layout, layout, layout, causal=True)
         want = got if want is None else want
-        assert torch.equal(got, want)
+        # a library may take another kernel for another layout; weights and results are bf16
+        near = 0.0 if device == "cpu" else 2.0**-6 * float(x.abs().max())
+        assert ((got - want).abs() <= near).all()
     one = x[:1, :1, :, :32].transpose(1, 2).expand(3, 4, 9, 32)
     assert torch.allclose(ixt.attention(one, one, one), one, rtol=2.0**-7)
 
