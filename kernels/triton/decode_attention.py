@@ -205,8 +205,9 @@ def decode_attention(
             q, k_cache, v_cache, k_scale, v_scale, block_table, lengths.contiguous(), parts,
             part_lse, scale * LOG2_E, window, count, group, tiles, kv_heads, splits, rows,
             capacity, max(page, 1), k_cache.shape[0], *q.stride()[:3], *k_cache.stride()[:3],
-            *v_cache.stride()[:3], *of_k, *of_v, table_stride, D=width, **blocks, PAGED=block_table is not None,
-            WINDOW=window > 0, K_SCALE=scale_kind(k_scale), V_SCALE=scale_kind(v_scale),
+            *v_cache.stride()[:3], *of_k, *of_v, table_stride, D=width, **blocks,
+            PAGED=block_table is not None, WINDOW=window > 0,
+            K_SCALE=scale_kind(k_scale), V_SCALE=scale_kind(v_scale),
             WEIGHTS=_TYPES[weights], PRECISION="ieee", WHOLE=whole, num_warps=4, num_stages=2,
         )  # fmt: skip
         if not whole:
