@@ -63,7 +63,7 @@ def empty(
 ) -> ixt.KVCache:
     """Return an empty cache of (B, H, T, D), paged with ``page`` above 0, a few pages to spare.
 
-    Pages of a sequence lie apart and backwards, and one of the table's is not there.
+    Pages of a sequence lie apart and backwards; the second of the first is not there.
     """
     b, h, t, d = shape
     if not page:
@@ -71,6 +71,8 @@ def empty(
     else:
         per = -(-t // page)
         table = torch.arange(b * per - 1, -1, -1, dtype=torch.int32).view(per, b).t() + spare - 1
+        if per > 1:
+            table[0, 1] = (-1, b * per + spare)[b % 2]  # not there
         made = ixt.KVCache.paged(b * per + spare, h, page, d, table, FORMATS[kind], dtype)
     if kind.endswith("given"):
         made = made._replace(k_scale=torch.tensor(0.037), v_scale=torch.tensor([2.5]))
