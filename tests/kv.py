@@ -63,7 +63,7 @@ def empty(
 ) -> ixt.KVCache:
     """Return an empty cache of (B, H, T, D), paged with ``page`` above 0, a few pages to spare.
 
-    Pages of a sequence lie apart and backwards, and one of the table's is not there.
+    Pages of a sequence lie apart and backwards; the second of the first is not there.
     """
     b, h, t, d = shape
     if not page:
@@ -71,6 +71,8 @@ def empty(
     else:
         per = -(-t // page)
         table = torch.arange(b * per - 1, -1, -1, dtype=torch.int32).view(per, b).t() + spare - 1
+        if per > 1:
+            table[0, 1] = (-1, b * per + spare)[b % 2]  # not there
         made = ixt.KVCache.paged(b * per + spare, h, page, d, table, FORMATS[kind], dtype)
     if kind.endswith("given"):
         made = made._replace(k_scale=torch.tensor(0.037), v_scale=torch.tensor([2.5]))
@@ -188,11 +190,12 @@ def attended(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return output and lse in float64, one query at a time, and bounds of their errors.
 
-    ``weights`` is the relative error of a rounding of the weights for the second product.  With
-    e the error of a score (D products summed in fp32, codes times scale, the scale: D + 6 roundings
-    of at most the sum of magnitudes), a weight is off by 2 e relative with its sum (and exp2's own
-    2^-22), and the output by that times the sum of p |v|, plus T roundings of the sum, and twice
-    the rounding of ``weights``; lse by e and a few ulp of fp32.
+    ``weights`` is the relative error of a rounding of the weights for the second product.  Sums
+    are in fp32, cut off and not rounded by tensor cores: 2^-23 of the sum of magnitudes a term.
+    With e the error of a score (D terms, and 6 for the product of code and scale, the scale and
+    its log2(e)), a weight is off by 2 e relative with its sum (and exp2's own 2^-22), and the
+    output by twice that times the sum of p |v|, plus T terms of the sum, and twice the rounding
+    of ``weights``; lse by e and a few ulp of fp32.
     """
     batch, heads, count, width = q.shape
     out = torch.zeros(q.shape, dtype=torch.float64)
@@ -209,10 +212,10 @@ def attended(
         k, v = (torch.stack(side) for side in zip(*rows, strict=True))
         x = q[b, head, i].double()
         scores = k @ x * scale
-        e = ((k * x).abs().sum(-1) * abs(scale)).max() * (width + 6) * 2**-24
+        e = ((k * x).abs().sum(-1) * abs(scale)).max() * (width + 6) * 2**-23
         p = scores.softmax(0)
         out[b, head, i], lse[b, head, i] = p @ v, scores.logsumexp(0)
-        relative = 2 * (2 * e + 2**-22) + len(rows) * 2**-23 + 2 * weights
+        relative = 2 * (2 * e + 2**-22) + len(rows) * 2**-22 + 2 * weights
         bound[b, head, i] = relative * (p @ v.abs())
         lse_bound[b, head, i] = e + 2**-21 * (1 + lse[b, head, i].abs())
     return out, lse, bound, lse_bound

@@ -89,6 +89,8 @@ def on_caches(device: str) -> Iterator[str]:
         kv.require_same(there.cache, want, label)
         yield "append_kv_"
     for case in test_decode_attention.KERNEL:
+        if device == "cpu" and max(case[4]) > case[3][2]:  # refused there
+            continue
         cache, q = test_decode_attention.kernel_case(case)
         there, q = kv.moved(cache, device), q.to(device)
         for route in ("reference", "triton"):

@@ -96,8 +96,7 @@ def test_decode_attention(case: Any) -> None:
         got = launch(q, *rest, count)
         decode.require_close(got, true, q.dtype)
         assert all(torch.equal(a, b) for a, b in zip(got, launch(q, *rest, count), strict=True))
-    pins = ("reference", "triton") if case[0] == "plain" or q.dtype != torch.float32 else ("auto",)
-    for pin in pins:
+    for pin in ("reference", "triton"):
         with ixt.config.patch(decode_attention=pin):
             got = ixt.decode_attention(
                 q, on_card, scale=0.3, window=window or None, return_lse=True

@@ -82,6 +82,8 @@ KERNEL = [
     ("int8 row", torch.bfloat16, 16, (1, 1, 70, 256), (70,), 1, 2, 0, 2),
     ("int8 row", torch.float32, 0, (1, 1, 70, 7), (60,), 1, 70, 0, 2),
     ("plain", torch.float32, 0, (1, 1, 8, 16), (0,), 1, 1, 0, 2),
+    ("plain", torch.float32, 16, (1, 1, 96, 16), (96,), 3, 1, 20, 2),
+    ("plain", torch.float32, 8, (2, 1, 40, 16), (43, 40), 2, 1, 0, 2),  # more than it holds
 ]
 
 

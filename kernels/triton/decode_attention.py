@@ -41,22 +41,22 @@ def _scaled(  # type: ignore[no-untyped-def]
     return x
 
 
-@triton.jit(do_not_specialize=["window", "splits", "count", "tiles", "capacity"])
+@triton.jit(do_not_specialize=["window", "splits", "count", "tiles", "capacity", "rows"])
 def attend(  # type: ignore[no-untyped-def]
     q, k, v, k_scale, v_scale, table, lengths, out, lse,
-    scale, window, count, group, tiles, splits, capacity, page, pages,
+    scale, window, count, group, tiles, kv_heads, splits, rows, capacity, page, pages,
     q_b, q_h, q_n, k_o, k_h, k_t, v_o, v_h, v_t, ks_o, ks_h, ks_t, vs_o, vs_h, vs_t, table_b,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     PAGED: tl.constexpr, WINDOW: tl.constexpr, K_SCALE: tl.constexpr, V_SCALE: tl.constexpr,
     WEIGHTS: tl.constexpr, PRECISION: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Write the result of one range of tokens (WHOLE: of all), and its log2 of the sum."""
-    split = tl.program_id(0)
-    head = (tl.program_id(1) // tiles).to(tl.int64)
-    b = tl.program_id(2).to(tl.int64)
-    kv_heads = tl.num_programs(1) // tiles
+    split = tl.program_id(1)
+    tile = tl.program_id(0) % tiles
+    head = (tl.program_id(0) // tiles % kv_heads).to(tl.int64)
+    b = (tl.program_id(0) // tiles // kv_heads).to(tl.int64)
 
-    m = (tl.program_id(1) % tiles) * BLOCK_M + tl.arange(0, BLOCK_M)  # queries x heads that share
+    m = tile * BLOCK_M + tl.arange(0, BLOCK_M)  # queries x heads that share one of the cache
     is_query = m < group * count
     query, query_head = m % count, head * group + m // count
     d = tl.arange(0, BLOCK_D)
@@ -116,7 +116,7 @@ def attend(  # type: ignore[no-untyped-def]
     if WHOLE:
         log_sum = log_sum * LN_2
     else:
-        row += split * tl.num_programs(2).to(tl.int64) * kv_heads * group * count
+        row += split.to(tl.int64) * rows
     out_at = out + row[:, None] * D + d[None, :]
     tl.store(out_at, acc.to(out.dtype.element_ty), mask=is_query[:, None] & in_head[None, :])
     tl.store(lse + row, log_sum, mask=is_query)
@@ -201,12 +201,13 @@ def decode_attention(
         table_stride = block_table.stride(0)
     weights = weights_dtype(q.dtype, k_cache.dtype)
     with torch.cuda.device_of(q):
-        attend[(splits, kv_heads * tiles, batch)](
+        attend[(batch * kv_heads * tiles, splits)](
             q, k_cache, v_cache, k_scale, v_scale, block_table, lengths.contiguous(), parts,
-            part_lse, scale * LOG2_E, window, count, group, tiles, splits, capacity, max(page, 1),
-            k_cache.shape[0], *q.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3],
-            *of_k, *of_v, table_stride, D=width, **blocks, PAGED=block_table is not None,
-            WINDOW=window > 0, K_SCALE=scale_kind(k_scale), V_SCALE=scale_kind(v_scale),
+            part_lse, scale * LOG2_E, window, count, group, tiles, kv_heads, splits, rows,
+            capacity, max(page, 1), k_cache.shape[0], *q.stride()[:3], *k_cache.stride()[:3],
+            *v_cache.stride()[:3], *of_k, *of_v, table_stride, D=width, **blocks,
+            PAGED=block_table is not None, WINDOW=window > 0,
+            K_SCALE=scale_kind(k_scale), V_SCALE=scale_kind(v_scale),
             WEIGHTS=_TYPES[weights], PRECISION="ieee", WHOLE=whole, num_warps=4, num_stages=2,
         )  # fmt: skip
         if not whole:
