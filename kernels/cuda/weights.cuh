@@ -139,6 +139,28 @@ __device__ __forceinline__ uint32_t packed_byte(const DecodeArgs& a, const char*
   return __byte_perm(read32(slot + a.packed_at + entry_at(a, i, u, row)), 0, 0x4440 + place);
 }
 
+// What the sum of a group is multiplied by: the fp32 number in shared memory, a byte, or nothing.
+template <Code C, bool Packed>
+__device__ __forceinline__ float group_scale(const DecodeArgs& a, const char* at, uint32_t byte) {
+  if constexpr (C == Code::e2m1) return 1.0f;  // it is in the codes
+  if constexpr (Packed && C != Code::int4) return e8m0_value(byte);
+  return a.scale == nullptr ? 1.0f : *reinterpret_cast<const float*>(at);
+}
+
+// Add the sums of a group to the total, and begin anew. Two columns belong to a row.
+template <int NT>
+__device__ __forceinline__ void add_group(float (&part)[NT][4], const float (&scale)[2],
+                                          float (&sum)[NT][4]) {
+#pragma unroll
+  for (int j = 0; j < NT; ++j) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      sum[j][e] = __fmaf_rn(scale[e / 2], part[j][e], sum[j][e]);
+      part[j][e] = 0.0f;
+    }
+  }
+}
+
 template <Code C, bool Packed, typename T, int NT>
 __device__ __forceinline__ void multiply_stage(const DecodeArgs& a, const char* slot, int stage,
                                                int tile, int count, int lane,
@@ -179,24 +201,13 @@ __device__ __forceinline__ void multiply_stage(const DecodeArgs& a, const char* 
       }
       const bool last = u + 1 == L::units;
       if (!last && (in_codes || ((u + 1) & ((1 << a.entry_shift) - 1)) != 0)) continue;
-      float scale[2] = {1.0f, 1.0f};
+      float scale[2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int at = entry_at(a, i, u, lane / 4 + 8 * half);
-        if (!in_codes && a.scale != nullptr) {
-          scale[half] = *reinterpret_cast<const float*>(slot + a.scale_at + at);
-        } else if (Packed && !in_codes) {
-          scale[half] = e8m0_value(byte[half]);
-        }
+        const char* at = slot + a.scale_at + entry_at(a, i, u, lane / 4 + 8 * half);
+        scale[half] = group_scale<C, Packed>(a, at, byte[half]);
       }
-#pragma unroll
-      for (int j = 0; j < NT; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          sum[i][j][e] = __fmaf_rn(scale[e / 2], part[j][e], sum[i][j][e]);
-          part[j][e] = 0.0f;
-        }
-      }
+      add_group<NT>(part, scale, sum[i]);
     }
   }
 }
