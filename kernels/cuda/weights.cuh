@@ -139,6 +139,28 @@ __device__ __forceinline__ uint32_t packed_byte(const DecodeArgs& a, const char*
   return __byte_perm(read32(slot + a.packed_at + entry_at(a, i, u, row)), 0, 0x4440 + place);
 }
 
+// What the sum of a group is multiplied by: the fp32 number in shared memory, a byte, or nothing.
+template <Code C, bool Packed>
+__device__ __forceinline__ float group_scale(const DecodeArgs& a, const char* at, uint32_t byte) {
+  if constexpr (C == Code::e2m1) return 1.0f;  // it is in the codes
+  if constexpr (Packed && C != Code::int4) return e8m0_value(byte);
+  return a.scale == nullptr ? 1.0f : *reinterpret_cast<const float*>(at);
+}
+
+// Add the sums of a group to the total, and begin anew. Two columns belong to a row.
+template <int NT>
+__device__ __forceinline__ void add_group(float (&part)[NT][4], const float (&scale)[2],
+                                          float (&sum)[NT][4]) {
+#pragma unroll
+  for (int j = 0; j < NT; ++j) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      sum[j][e] = __fmaf_rn(scale[e / 2], part[j][e], sum[j][e]);
+      part[j][e] = 0.0f;
+    }
+  }
+}
+
 template <Code C, bool Packed, typename T, int NT>
 __device__ __forceinline__ void multiply_stage(const DecodeArgs& a, const char* slot, int stage,
                                                int tile, int count, int lane,
@@ -179,24 +201,13 @@ __device__ __forceinline__ void multiply_stage(const DecodeArgs& a, const char* 
       }
       const bool last = u + 1 == L::units;
       if (!last && (in_codes || ((u + 1) & ((1 << a.entry_shift) - 1)) != 0)) continue;
-      float scale[2] = {1.0f, 1.0f};
+      float scale[2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int at = entry_at(a, i, u, lane / 4 + 8 * half);
-        if (!in_codes && a.scale != nullptr) {
-          scale[half] = *reinterpret_cast<const float*>(slot + a.scale_at + at);
-        } else if (Packed && !in_codes) {
-          scale[half] = e8m0_value(byte[half]);
-        }
+        const char* at = slot + a.scale_at + entry_at(a, i, u, lane / 4 + 8 * half);
+        scale[half] = group_scale<C, Packed>(a, at, byte[half]);
       }
-#pragma unroll
-      for (int j = 0; j < NT; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          sum[i][j][e] = __fmaf_rn(scale[e / 2], part[j][e], sum[i][j][e]);
-          part[j][e] = 0.0f;
-        }
-      }
+      add_group<NT>(part, scale, sum[i]);
     }
   }
 }
@@ -321,24 +332,36 @@ inline Card card_of(int device) {
   return {static_cast<int>(both >> 32), static_cast<int>(both & 0xFFFFFFFF)};
 }
 
-// Cut the work for `blocks` blocks; returns the bytes of the rings. One tile always fits.
+// Bytes of a tile in a stage, and of the rings of a block.
+template <Code C, int NT>
+int tile_bytes(const DecodeArgs& a) {
+  const int entry_bytes = a.entries * kTileRows * 4;
+  return Layout<C, NT>::tile + (a.scale ? entry_bytes : 0) + (a.packed ? entry_bytes : 0);
+}
+
+template <Code C, int NT>
+int ring_bytes(const DecodeArgs& a, int tiles, int stages) {
+  return kWarps * stages * (Layout<C, NT>::x_bytes + tiles * tile_bytes<C, NT>(a));
+}
+
+template <int NT>
+int for_rings(int shared_bytes) {  // what write_tiles leaves
+  return shared_bytes - 2 * kWarps * 8 * NT * kColumn * static_cast<int>(sizeof(float));
+}
+
+// Cut the work for `blocks` blocks; returns the bytes of the rings.
 template <Code C, int NT>
 int plan(DecodeArgs& a, int blocks, int shared_bytes) {
   using L = Layout<C, NT>;
   const int most = (a.tiles + blocks - 1) / blocks;  // tiles of a block
-  // A unit of e2m1 has two groups, whose bytes are copied together.
-  a.entry_shift = std::clamp(a.group_shift - 5, 0, L::bits == 8 ? 1 : 2);
-  a.entries = L::units >> a.entry_shift;
-  const int entry_bytes = a.entries * kTileRows * 4;
-  const int tile_bytes = L::tile + (a.scale ? entry_bytes : 0) + (a.packed ? entry_bytes : 0);
-  const int available = shared_bytes - 2 * kWarps * 8 * NT * kColumn * 4;
+  const int available = for_rings<NT>(shared_bytes);
   int fit = L::tiles;
-  while (fit > 1 && 2 * kWarps * (L::x_bytes + fit * tile_bytes) > available) --fit;
+  while (fit > 1 && ring_bytes<C, NT>(a, fit, 2) > available) --fit;
   const int passes = (most + fit - 1) / fit;
   a.pass_tiles = (most + passes - 1) / passes;
-  a.stage_bytes = L::x_bytes + a.pass_tiles * tile_bytes;
   a.scale_at = L::x_bytes + a.pass_tiles * L::tile;
-  a.packed_at = a.scale_at + (a.scale ? a.pass_tiles * entry_bytes : 0);
+  a.packed_at = a.scale_at + (a.scale ? a.pass_tiles * a.entries * kTileRows * 4 : 0);
+  a.stage_bytes = L::x_bytes + a.pass_tiles * tile_bytes<C, NT>(a);
   a.stages = std::clamp(available / (kWarps * a.stage_bytes), 2, kMostStages);
   return kWarps * a.stages * a.stage_bytes;
 }
@@ -346,7 +369,6 @@ int plan(DecodeArgs& a, int blocks, int shared_bytes) {
 template <Code C, bool Packed, typename T, int NT>
 void run_decode(DecodeArgs& a, Target target) {
   const Card card = card_of(target.device);
-  a.tiles = (a.n + kTileRows - 1) / kTileRows;
   const int blocks = std::min(a.tiles, card.processors);
   const int bytes = plan<C, NT>(a, blocks, card.shared_bytes);
   auto* kernel = &multiply_weights<C, Packed, T, NT>;
@@ -361,14 +383,31 @@ void run_decode(DecodeArgs& a, Target target) {
   check_cuda(cudaGetLastError(), "kernel launch");
 }
 
+template <Code C, bool Packed, int NT>
+void run_decode(DecodeArgs& a, Float x, Target target) {
+  x == Float::bf16 ? run_decode<C, Packed, bf16, NT>(a, target)
+                   : run_decode<C, Packed, f16, NT>(a, target);
+}
+
 // Packed: with a.packed, for which the kernel is another one.
 template <Code C, bool Packed>
 void launch_decode(DecodeArgs& a, Float x, Target target) {
-  if (x == Float::bf16) {
-    a.m > 8 ? run_decode<C, Packed, bf16, 2>(a, target) : run_decode<C, Packed, bf16, 1>(a, target);
-  } else {
-    a.m > 8 ? run_decode<C, Packed, f16, 2>(a, target) : run_decode<C, Packed, f16, 1>(a, target);
+  a.tiles = (a.n + kTileRows - 1) / kTileRows;
+  // A unit of e2m1 has two groups, whose bytes are copied together.
+  a.entry_shift = std::clamp(a.group_shift - 5, 0, Layout<C, 1>::bits == 8 ? 1 : 2);
+  a.entries = Layout<C, 1>::units >> a.entry_shift;
+  if (a.m <= 8) return run_decode<C, Packed, 1>(a, x, target);
+  if (ring_bytes<C, 2>(a, 1, 2) <= for_rings<2>(card_of(target.device).shared_bytes)) {
+    return run_decode<C, Packed, 2>(a, x, target);
   }
+  // A card with little shared memory reads a 4-bit weight twice.
+  DecodeArgs rest = a;
+  rest.x = static_cast<const uint16_t*>(a.x) + int64_t{8} * a.k;
+  rest.y = static_cast<uint16_t*>(a.y) + int64_t{8} * a.n;
+  rest.m = a.m - 8;
+  a.m = 8;
+  run_decode<C, Packed, 1>(a, x, target);
+  run_decode<C, Packed, 1>(rest, x, target);
 }
 
 }  // namespace
