@@ -40,7 +40,7 @@ def decode_attention(
     v, _ = _tokens(v_cache, v_scale, block_table)
     at = torch.arange(k.shape[2], device=q.device)  # (T,)
     own = lengths.view(-1, 1, 1) - count + torch.arange(count, device=q.device).view(-1, 1)
-    seen = (at <= own) & (at < lengths.view(-1, 1, 1)) & present.unsqueeze(1)  # (B, n, T)
+    seen = (at <= own) & present.unsqueeze(1)  # (B, n, T)
     if window:
         seen = seen & (at > own - window)
     used = seen.any(1).unsqueeze(1).unsqueeze(-1)  # (B, 1, T, 1)
