@@ -178,7 +178,7 @@ def test_routes() -> None:
     for pin in ("auto", "reference"):
         with ixt.config.patch(decode_attention=pin):
             assert choose_decode_attention("cuda", (9, 0), bf16, bf16, 128)[0] == "reference"
-    with pytest.raises(ValueError, match='must be "auto", "triton" or "reference"'):
+    with pytest.raises(ValueError, match='must be one of "auto", "triton", "reference"'):
         ixt.config.decode_attention = "flash"
     assert splits_for(64 * 8, 32768, 132) == 1
     assert splits_for(8, 32768, 132) == 33
