@@ -197,15 +197,6 @@ def test_a_value_that_a_kernel_read_before() -> None:
     assert "tl.store" in kernel.source
 
 
-@pytest.mark.parametrize("shape", [(100, 192), (256, 200)], ids=str)
-def test_ragged_tiles_keep_the_plain_lowering(shape: tuple[int, ...]) -> None:
-    graph = generate(
-        lambda x: ixt.quantize(torch.relu(x), MX, orientation="column"),
-        torch.randn(shape).bfloat16(),
-    )
-    assert not any("_tem_" in name for name in graph.kernels)
-
-
 def same_bits(got: Tensor, want: Tensor) -> bool:
     a, b = (t.contiguous().view(-1).view(torch.uint8) for t in (got, want))
     return got.shape == want.shape and torch.equal(a, b)

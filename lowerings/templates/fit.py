@@ -11,7 +11,7 @@ from inductor_ext import config
 from inductor_ext._compat import V, lowerings, ops
 from inductor_ext._neighbours import codes_are_fusible, comes_from_memory, uses_of
 
-from ..blocks import reshaped, round_up, swapped
+from ..blocks import ceil_div, divides, reshaped, round_up, swapped
 from .fit_ahead import elements_of, statistics_of
 from .formulas import Rule
 from .inside import handed_over
@@ -70,8 +70,8 @@ def cut_for(
 ) -> Cut | None:
     """Return how the template would quantize ``x``, None where it cannot.
 
-    Whole groups only, and M and K of which four codes make a word and a tile is never ragged
-    along K.  Squares only behind a norm, the only place where the template was measured.
+    Any M, and K of which a tile is never ragged.  Squares only behind a norm, the only place where
+    the template was measured.
     """
     if not may_use_template(x) or codes_have_neighbours() or len(x.get_size()) < 2:
         return None
@@ -81,26 +81,26 @@ def cut_for(
         if not norm or group != _SQUARE.block_k:
             return None
         # Scales have no padding then; see the layout's.
-        multiple = 4 * group if layout == "gemm" else group
-        of_rows = multiple if along_m else group
-        return _first((_SQUARE,), producer, of_rows, multiple if along_k else group)
-    of_columns = 128 if layout == "gemm" else 1
+        padded = 4 * group if layout == "gemm" else 1
+        of_rows, of_columns = padded if along_m else 1, padded if along_k else 1
+        return _first((_SQUARE,), producer, of_columns, of_rows)
     cuts = (_NORM_CUTS if norm else _CUTS)[group, along_k, along_m]
-    return _first(cuts, producer, group if along_m else 1, of_columns)
+    return _first(cuts, producer, 128 if layout == "gemm" else 1)
 
 
-def _first(cuts: Sequence[Cut], producer: Producer, of_rows: int, of_columns: int) -> Cut | None:
+def _first(
+    cuts: Sequence[Cut], producer: Producer, of_columns: int = 1, of_rows: int = 1
+) -> Cut | None:
     """Return the first cut that takes the matrix, which has multiples of these sizes."""
-    multiple = V.graph.sizevars.statically_known_multiple_of
     if (
         producer.uses_positions()
         or producer.is_huge()
-        or not multiple(producer.rows, of_rows)
+        or not divides(of_rows, producer.rows)
         or not V.graph.sizevars.statically_known_gt(producer.rows, 0)
     ):
         return None
     for cut in cuts:
-        if multiple(producer.columns, max(cut.block_k, of_columns)):
+        if divides(max(cut.block_k, of_columns), producer.columns):
             return cut
     return None
 
@@ -113,10 +113,9 @@ def quantize_tiles(
     producer = Producer(x)
     place = "plain" if square else place_of(rule, layout)
     rows, columns = producer.rows, producer.columns
-    blocks = (rows // group if square else rows), columns // group
-    size_k = stored_size(*blocks, place)
-    blocks = (columns // group if square else columns), rows // group
-    size_m = stored_size(*blocks, place)
+    down, across = ceil_div(rows, group), columns // group
+    size_k = stored_size(down if square else rows, across, place)
+    size_m = stored_size(across if square else columns, down, place)
     others: dict[str, Any] = {}
     if along_k:
         others["CODES_K"] = empty(x, (rows, columns), rule.codes)
@@ -133,7 +132,7 @@ def quantize_tiles(
         if square:
             results += [_shaped(others["CODES_K"], x.get_size()), scales]
         else:
-            results += as_given(others["CODES_K"], scales, x, columns // group, place)
+            results += as_given(others["CODES_K"], scales, x, across, place)
     if along_m:
         results += [others["CODES_M"], _matrix(last, place)]
     return tuple(results)
@@ -151,7 +150,7 @@ def static_both(x: Any, scale: Any, dtype: torch.dtype) -> tuple[Any, Any] | Non
     producer = Producer(x)
     if not statistics_of(producer):
         return None
-    cut = _first(_STATIC, producer, 4, 1)
+    cut = _first(_STATIC, producer)
     if cut is None:
         return None
     value, load_scale, ones = producer.load, scale.make_loader(), len(scale.get_size())
@@ -183,15 +182,15 @@ def _run(
             elements.reads,
             [covered_rows(producer.rows, variant.place), producer.columns],
             GROUP=group, REGISTERS=cut.registers, THREADS=cut.threads, BLOCK_K=cut.block_k,
-            WHOLE=is_whole(producer.rows, cut, variant.place), num_warps=cut.warps,
-            **elements.meta,
+            WHOLE=is_whole(producer.rows, cut, variant.place), FOURS=divides(4, producer.rows),
+            num_warps=cut.warps, **elements.meta,
         )  # fmt: skip
 
 
 def is_whole(rows: Any, cut: Cut, place: str) -> bool:
     """Return whether no program is known to have rows beyond the last."""
     block = max(cut.registers * cut.threads, 128 if place == "swizzled" else 1)
-    return bool(V.graph.sizevars.statically_known_multiple_of(rows, block))
+    return divides(block, rows)
 
 
 def place_of(rule: Rule, layout: str) -> str:
