@@ -158,7 +158,10 @@ def quantize_tiles(
             others["SCALES_K"] = empty(x, size_k, rule.scales)
     if along_m:
         others["CODES_M"] = empty(x, (columns, rows), rule.codes)
-    variant = Variant(rule, along_k, along_m, place, square)
+    # A thread has eight columns, so that many scales along M, and along K one for each of its rows.
+    thread_rows = cut.registers * cut.threads * cut.block_k // (cut.warps * 32 * 8)
+    pack = 1 if square or rule.kind != "fp8" else max(1, min(8, thread_rows))
+    variant = Variant(rule, along_k, along_m, place, square, pack)
     main = (size_m if along_m else size_k, rule.scales)
     last = _run(x, producer, variant, main, others, cut, group)
     results: list[Any] = []

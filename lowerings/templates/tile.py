@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from inductor_ext._compat import TritonTemplate
 
-from .formulas import FORMULAS, Rule, scale_text
+from .formulas import Rule, functions, scale_text
 
 ORDER = """
     tiles_k = tl.cdiv(K, BLOCK_K)
@@ -140,6 +140,7 @@ class Variant(NamedTuple):
         along_k, along_m: the orientations, at least one of them; both where static.
         place: of the scales: "plain", "column-major" or "swizzled"; of squares always "plain".
         square: whether a scale is for GROUP x GROUP elements.
+        pack: how many FP8 scales a thread makes at once.
     """
 
     rule: Rule
@@ -147,6 +148,7 @@ class Variant(NamedTuple):
     along_m: bool
     place: str
     square: bool = False
+    pack: int = 1
 
     def names(self) -> list[str]:
         """Return the template's arguments: every result but the last."""
@@ -216,7 +218,7 @@ def template(variant: Variant, ahead: Any = None) -> Any:
     ways = "k" * variant.along_k + "m" * variant.along_m + "_squares" * variant.square
     name = f"ixt_tile_{rule.name}_{ways}_{variant.place.replace('-', '_')}_{len(_made)}"
     _made.append(variant)
-    source += FORMULAS + (ahead.functions() if ahead else "")
+    source += functions(rule, variant.pack) + (ahead.functions() if ahead else "")
     return TritonTemplate(name=name, grid=_grid, source=source)
 
 
