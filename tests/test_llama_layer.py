@@ -14,7 +14,7 @@ from torch import Tensor
 
 import inductor_ext as ixt
 from inductor_ext import _compat, fake_gpu
-from inductor_ext.bench import llama
+from inductor_ext.bench import llama_layer as llama
 
 SMALL = llama.Sizes(width=256, heads=4, key_heads=2, inner=512)
 

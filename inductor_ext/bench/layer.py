@@ -21,7 +21,7 @@ import torch
 
 import inductor_ext as ixt
 
-from . import llama
+from . import llama_layer as llama
 from .environment import environment
 from .timing import device_time
 
