@@ -201,8 +201,8 @@ def test_squares_of_more_than_a_matrix(way: str) -> None:
 # (kernels, opaque calls) of the forward graph, then of the backward's.  Opaque are the two and four
 # GEMMs, and the quantization of x and of the gradient, which stand alone.
 # A scale a tensor: 1 / scale is a kernel of one element for each of the scales.  Transposed codes
-# of the value between are made in the backward, from the first layer's result, not saved.  A norm to
-# codes in both orientations is a fill and the tiles; its backward two more for the weight's gradient.
+# of the value between are made in the backward, from the first layer's result, not saved.  Codes in
+# both orientations behind a norm are a fill and the tiles; the weight's gradient takes two.
 # A scale a row: no template takes columns, whose scales and codes are three kernels, twice.
 # LayerNorm's mean, kept for the backward, is computed again by a kernel of its own.
 Counts = tuple[tuple[int, int], tuple[int, int]]

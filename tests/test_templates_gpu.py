@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import inductor_ext as ixt
+from inductor_ext.lowerings.templates import fit
 
 pytestmark = pytest.mark.gpu
 
@@ -64,6 +65,35 @@ def test_one_tile_kernel_for_every_batch(fmt: ixt.Format) -> None:
         torch._dynamo.mark_dynamic(y, 0)
         _same(compiled(x, y), chain(x, y))
     assert counter.frame_count == 1
+
+
+def test_scales_beside_rare_ones() -> None:
+    """A thread makes several scales at once: groups of zeros do not change tiny numbers'."""
+    x = (torch.randn(2048, 2048, device="cuda") * 2.0**-20).half()
+    x[::3, 256:512] = 0
+    x[128:256, ::5] = 0
+
+    def chain(x: Tensor) -> Any:
+        return ixt.quantize(-x, cpu.BLOCK, orientation="both")
+
+    _same(torch.compile(chain, fullgraph=True)(x), chain(x))
+
+
+@pytest.mark.parametrize("shape", [(70, 192), (4096, 4096), (1001, 1024)], ids=str)
+def test_a_given_scale_behind_a_pointwise_producer(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fmt, scale = ixt.FP8(granularity="tensor"), torch.tensor(0.5, device="cuda")
+    monkeypatch.setattr(fit, "STATIC_BEHIND_POINTWISE", True)
+
+    def chain(x: Tensor, y: Tensor) -> list[Tensor]:
+        q = ixt.quantize(x * y, fmt, scale, orientation="both")
+        return [q.row.codes, q.column.codes]
+
+    x, y = cpu.values(*shape).cuda(), cpu.values(*shape, seed=1).cuda()
+    for got, want in zip(torch.compile(chain, fullgraph=True)(x, y), chain(x, y), strict=True):
+        assert got.stride() == want.stride()
+        assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
 
 
 def test_tiles_beyond_two_to_the_31_keep_the_plain_lowering() -> None:
