@@ -60,7 +60,7 @@ PROCESSORS = 132
 # (group, along K, along M): up to so many elements each orientation has a kernel of its own, whose
 # tiles need not be 128 x 128.  SiLU*mul -> both at 384 x 128, three such tiles: 6.2 us, plain
 # Inductor 4.6, both before tiles were cut finer; to be measured.
-_TOO_SMALL = {(128, True, True): 1 << 17}
+TOO_SMALL = {(128, True, True): 1 << 17}
 # Whether a given scale in both orientations behind a pointwise producer is a template's too.
 # SiLU*mul: 26.1 instructions an element where Inductor's kernel takes 31.7, 64 registers for its
 # 34.  A copy's time leaves 42, so no gain is sure; to be measured.
@@ -112,7 +112,7 @@ def cut_for(
             return None
         return _cut((_SQUARE,), producer, group, True, padded if along_k else 1)
     way = group, along_k, along_m
-    if not norm and _known_leq(producer.rows * producer.columns, _TOO_SMALL.get(way, 0)):
+    if not norm and _known_leq(producer.rows * producer.columns, TOO_SMALL.get(way, 0)):
         return None
     cuts = (_NORM_CUTS if norm else _CUTS)[way]
     return _cut(cuts, producer, group, along_m, 128 if layout == "gemm" else 1)
