@@ -65,6 +65,9 @@ TOO_SMALL = {(128, True, True): 1 << 17}
 # SiLU*mul: 26.1 instructions an element where Inductor's kernel takes 31.7, 64 registers for its
 # 34.  A copy's time leaves 42, so no gain is sure; to be measured.
 STATIC_BEHIND_POINTWISE = False
+# How many of its FP8 scales a thread makes at once, up to 8: one branch for rare amax instead of one
+# each.  8 is predicted to take SiLU*mul -> 1x128 both from 69 to 72-74 %; to be measured.
+SCALES_AT_ONCE = 1
 
 
 def finer(cut: Cut, group: int, along_m: bool) -> Cut:
@@ -160,7 +163,7 @@ def quantize_tiles(
         others["CODES_M"] = empty(x, (columns, rows), rule.codes)
     # A thread has eight columns, so that many scales along M, and along K one for each of its rows.
     thread_rows = cut.registers * cut.threads * cut.block_k // (cut.warps * 32 * 8)
-    pack = 1 if square or rule.kind != "fp8" else max(1, min(8, thread_rows))
+    pack = 1 if square or rule.kind != "fp8" else max(1, min(SCALES_AT_ONCE, thread_rows))
     variant = Variant(rule, along_k, along_m, place, square, pack)
     main = (size_m if along_m else size_k, rule.scales)
     last = _run(x, producer, variant, main, others, cut, group)
