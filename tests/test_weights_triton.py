@@ -21,7 +21,7 @@ SUM = 2.0**-20
 
 def interpreted(name: str) -> None:
     """Hold the kernel to the bound of a weight that is rounded to fp16."""
-    from inductor_ext.kernels.weights_triton import multiply
+    from inductor_ext.kernels.triton.weight_only import multiply
 
     step = max(32, weights.multiple(weights.FORMATS[name]))
     for m, n, k in ((1, 5, step), (19, 70, 3 * step)):
@@ -46,7 +46,7 @@ def test_it_compiles(kind: str, capability: int) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from inductor_ext.kernels.weights_triton import product
+    from inductor_ext.kernels.triton.weight_only import product
 
     fixed = {
         "K": 4096, "KIND": kind, "PACKED": True, "LAST": int(kind == "e2m1"), "BIAS": True,

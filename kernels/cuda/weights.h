@@ -25,7 +25,7 @@ struct DecodeArgs {
   int groups;                  // a row
   bool last_per_row;
 
-  // How the work is cut, by plan() in weights.cuh.
+  // How the work is cut, by plan() in weights_launch.cuh.
   int tiles;                // of 16 rows of W
   int pass_tiles;           // at most, of a block at a time
   int stages;               // of the ring of a warp

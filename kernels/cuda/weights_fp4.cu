@@ -1,5 +1,5 @@
 // Weights in NVFP4.
-#include "weights.cuh"
+#include "weights_launch.cuh"
 
 namespace ixt {
 

@@ -1,5 +1,5 @@
 // Weights in FP8, with fp32 scales or MXFP8's.
-#include "weights.cuh"
+#include "weights_launch.cuh"
 
 namespace ixt {
 

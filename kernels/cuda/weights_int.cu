@@ -1,5 +1,5 @@
 // Weights in INT8 and INT4.
-#include "weights.cuh"
+#include "weights_launch.cuh"
 
 namespace ixt {
 
