@@ -65,8 +65,8 @@ TOO_SMALL = {(128, True, True): 1 << 17}
 # SiLU*mul: 26.1 instructions an element where Inductor's kernel takes 31.7, 64 registers for its
 # 34.  A copy's time leaves 42, so no gain is sure; to be measured.
 STATIC_BEHIND_POINTWISE = False
-# How many of its FP8 scales a thread makes at once, up to 8: one branch for rare amax instead of one
-# each.  8 is predicted to take SiLU*mul -> 1x128 both from 69 to 72-74 %; to be measured.
+# How many of its FP8 scales a thread makes at once, up to 8, with one branch for rare amax.  8 is
+# predicted to take SiLU*mul -> 1x128 both from 69 to 72-74 %; to be measured.
 SCALES_AT_ONCE = 1
 
 
