@@ -18,7 +18,7 @@ if not (Path(__file__).parent / "lowerings").exists():
 
 from . import config, ops
 from ._version import __version__
-from .api import dequantize, quantize, scaled_mm
+from .api import dequantize, quantize
 from .errors import (
     CompatError,
     Decline,
@@ -49,18 +49,25 @@ from .functional import (
     silu,
     swiglu,
 )
+from .gemm import scaled_mm, scaled_mm_accumulate_
+from .grouped import scaled_grouped_mm
+from .kv_cache import KVCache, append_kv_, decode_attention
 from .registry import Autograd, OpContract, Record, clear_records, contracts, records, register
+from .rotary import rope
+from .sdpa import attention
+from .weight_only import weight_only_mm
 
 if TYPE_CHECKING:
     from .explain import explain
 
 __all__ = [
     "FP8", "INT4", "INT8", "MXFP8", "NVFP4", "Autograd", "BothWays", "CompatError", "Decline",
-    "DeclinedError", "Format", "InductorExtError", "InductorExtWarning", "LoweringError",
-    "OpContract", "Quantized", "Record", "RegistrationError", "__version__", "add_rms_norm",
-    "clear_records", "config", "contracts", "dequantize", "disable", "enable", "explain",
-    "format_from_json", "geglu", "gelu", "layer_norm", "ops", "quantize", "records", "register",
-    "relu2", "rms_norm", "scaled_mm", "silu", "swiglu",
+    "DeclinedError", "Format", "InductorExtError", "InductorExtWarning", "KVCache",
+    "LoweringError", "OpContract", "Quantized", "Record", "RegistrationError", "__version__",
+    "add_rms_norm", "append_kv_", "attention", "clear_records", "config", "contracts",
+    "decode_attention", "dequantize", "disable", "enable", "explain", "format_from_json", "geglu",
+    "gelu", "layer_norm", "ops", "quantize", "records", "register", "relu2", "rms_norm", "rope",
+    "scaled_grouped_mm", "scaled_mm", "scaled_mm_accumulate_", "silu", "swiglu", "weight_only_mm",
 ]  # fmt: skip
 
 

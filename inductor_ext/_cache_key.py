@@ -25,7 +25,7 @@ def mode_digest(installed: dict[str, str]) -> str:
     from . import config
 
     parts = [package_digest(), config.numerics, str(config.strict), str(config.always_lower)]
-    parts.append(str(config.templates))
+    parts += [str(config.templates), config.weight_only]
     parts += sorted(f"{op}={digest}" for op, digest in installed.items())
     parts += _rules()
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

@@ -6,22 +6,23 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from . import _compat
 from .validation import check_no_grad
 
 
-def call(op: Callable[..., Any], *args: Any) -> Any:
+def call(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call an op that has no gradient; see :func:`call_with_gradient`."""
-    if not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling() and torch.is_grad_enabled():
         name = op._schema.name.partition("::")[2]  # type: ignore[attr-defined]
         for argument, value in zip(op._schema.arguments, args, strict=False):  # type: ignore[attr-defined]
             if isinstance(value, torch.Tensor):
                 check_no_grad(argument.name, value, name)
-    return call_with_gradient(op, *args)
+    return call_with_gradient(op, *args, **kwargs)
 
 
-def call_with_gradient(op: Callable[..., Any], *args: Any) -> Any:
+def call_with_gradient(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call an op that has a gradient rule.
 
     While compiling, the op's fake checks the arguments: an exception raised in traced code would
@@ -29,19 +30,21 @@ def call_with_gradient(op: Callable[..., Any], *args: Any) -> Any:
     asked for the typed error, so that a good call pays nothing.
     """
     if torch.compiler.is_compiling():
-        return op(*args)
+        return op(*args, **kwargs)
     try:
-        return op(*args)
+        return op(*args, **kwargs)
     except RuntimeError:
-        _raise_what_the_fake_says(op, args)
+        _raise_what_the_fake_says(op, args, kwargs)
         raise
 
 
-def _raise_what_the_fake_says(op: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _raise_what_the_fake_says(
+    op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
     mode = _compat.FakeTensorMode()
-    fakes = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in args]
+    fakes, named = pytree.tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
     with mode:
         try:
-            op(*fakes)
+            op(*fakes, **named)
         except (TypeError, ValueError) as refusal:
             raise refusal from None

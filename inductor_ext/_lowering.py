@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from . import _compat, config
 from ._neighbours import stands_alone
+from ._out_form import call_into_planned_buffer, has_out_form
 from .errors import Decline, DeclinedError, InductorExtWarning, LoweringError
 from .registry import OpContract, Record, add_record
 
@@ -51,7 +52,7 @@ def lowering(contract: OpContract) -> Callable[..., Any]:
     def lower(*args: Any, **kwargs: Any) -> Any:
         if contract.strategy != "lowering":
             if contract.strategy == "opaque":
-                add_record(Record(contract.name, "opaque", "registered as opaque"))
+                add_record(Record(contract.name, "opaque", _why_opaque(contract)))
             return _fall_back(contract, args, kwargs)
         node = _compat.V.graph.current_node
         fakes = pytree.tree_map_only(torch.fx.Node, _fake, (node.args, node.kwargs))
@@ -78,6 +79,14 @@ def lowering(contract: OpContract) -> Callable[..., Any]:
         return _fall_back(contract, args, kwargs)
 
     return lower
+
+
+def _why_opaque(contract: OpContract) -> str:
+    if contract.why is None:
+        return "registered as opaque"
+    node = _compat.V.graph.current_node
+    fakes = pytree.tree_map_only(torch.fx.Node, _fake, (node.args, node.kwargs))
+    return contract.why(*fakes[0], **fakes[1])
 
 
 def _fake(node: torch.fx.Node) -> Any:
@@ -123,16 +132,23 @@ def _fall_back(contract: OpContract, args: Any, kwargs: Any) -> Any:
     """Call the op's own kernel, with inputs in the strides that eager would have given it.
 
     An explicit fallback gets no layout constraint from Inductor; this applies the default of
-    untagged custom ops, or nothing where the op's tag says that any layout will do.
+    untagged custom ops, or nothing where the op's tag says that any layout will do.  Inputs are
+    realized first: a constraint on what is still a formula would compute it for this call alone,
+    and codes that two GEMMs read would be written twice.
     """
+    for value in pytree.tree_leaves((args, kwargs)):
+        if isinstance(value, _compat.ir.TensorBox):
+            value.realize()
     node = _compat.V.graph.current_node
-    flexible = torch.Tag.flexible_layout in contract.op.tags
-    if not flexible and "eager_input_vals" in node.meta:
+    if torch.Tag.flexible_layout not in contract.op.tags:
         normalize = torch.fx.operator_schemas.normalize_function
-        fake = normalize(contract.op, *node.meta["eager_input_vals"])
+        traced = pytree.tree_map_only(torch.fx.Node, _fake, (node.args, node.kwargs))
+        fake = normalize(contract.op, *node.meta.get("eager_input_vals", traced))
         real = normalize(contract.op, args, kwargs)
         if fake is not None and real is not None:
             args, kwargs = _compat.constrain_to_fake_tensors(*real, *fake)
+    if contract.strategy == "opaque" and has_out_form(contract.op):
+        return call_into_planned_buffer(contract.op, args, kwargs)
     return _compat.fallback_handler(contract.op, add_to_fallback_set=False)(*args, **kwargs)
 
 

@@ -34,6 +34,22 @@ def uses_of(node: torch.fx.Node, result: int) -> list[torch.fx.Node]:
     return [u for u in node.users if u.target is operator.getitem and u.args[1] == result]
 
 
+def amax_is_used(node: torch.fx.Node) -> bool:
+    """Return whether anybody takes the last result of a quantization with a given scale."""
+    return bool(uses_of(node, len(node.meta["val"]) - 1))
+
+
+def reads_alone(node: torch.fx.Node) -> bool:
+    """Return whether nothing else is computed from what an op's first argument is computed from."""
+    seen, left = {node}, [node.args[0]]
+    while left:
+        one = left.pop()
+        if isinstance(one, torch.fx.Node) and one not in seen:
+            seen.add(one)
+            left += one.all_input_nodes
+    return all(user in seen or user.op == "output" for one in seen - {node} for user in one.users)
+
+
 def codes_are_fusible(node: torch.fx.Node) -> bool:
     """Return whether Inductor may fuse a user of a quantization's first result, its codes."""
     return any(_has_fusible_user(user) for user in uses_of(node, 0))

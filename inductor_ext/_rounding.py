@@ -49,6 +49,9 @@ _CONSTANTS = frozenset(("aten::full", "aten::full_like", "aten::scalar_tensor"))
 def wrap_joint_passes(is_ours: Callable[[Any], bool]) -> Callable[[], None]:
     """Run the pass on every graph that Inductor compiles; ``is_ours(target)`` tells our ops.
 
+    Under "fast" numerics it is ``_weight_products.py``'s turn, also before those passes: one of
+    them pads the products.
+
     Returns:
         The function that undoes it.
     """
@@ -57,8 +60,10 @@ def wrap_joint_passes(is_ours: Callable[[Any], bool]) -> Callable[[], None]:
 
     def joint_graph_passes(gm: GraphModule, *args: Any, **kwargs: Any) -> Any:
         from . import config
+        from ._weight_products import join_products
 
-        if config.numerics == "exact" and insert_roundings(gm.graph, is_ours):
+        exact = config.numerics == "exact"
+        if insert_roundings(gm.graph, is_ours) if exact else join_products(gm.graph):
             gm.recompile()
         return original(gm, *args, **kwargs)
 

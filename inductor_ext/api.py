@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from . import _by_format, _state
-from ._call import call
 from .formats import FP8, NVFP4, BothWays, Format, Quantized
 from .validation import check_tensor, is_row_scale
 
@@ -121,46 +120,15 @@ def dequantize(
     return _by_format.dequantize(quantized, format, dtype, not transposed)
 
 
-def scaled_mm(
-    a: Tensor,
-    b: Tensor,
-    scale_a: Tensor,
-    scale_b: Tensor,
-    bias: Tensor | None = None,
-    dtype: torch.dtype = torch.bfloat16,
-    fast_accum: bool = False,
-) -> Tensor:
-    """Return ``cast((a @ b) * scale_a * scale_b + bias)``; see docs/formats.md, "Scaled GEMM".
-
-    Args:
-        a: (M, K) FP8 codes. b: (K, N) FP8 codes; column-major is fast.
-        scale_a: float32, one element or (M, 1). scale_b: one element or (1, N).
-        bias: (N,) of ``dtype``, or None.
-        fast_accum: let the GPU accumulate in fewer bits.
-
-    Raises:
-        TypeError, ValueError: naming the argument, what was expected and what came.
-    """
-    _guard_mode()
-    tensors = {"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b}
-    if bias is not None:
-        tensors["bias"] = bias
-    for name, tensor in tensors.items():
-        check_tensor(name, tensor)
-    op = torch.ops.inductor_ext.scaled_mm.default
-    result: Tensor = call(op, a, b, scale_a, scale_b, bias, dtype, fast_accum)
-    return result
-
-
 def _said(value: Any) -> str:
     kind = type(value).__name__
     return f"{kind} of {len(value)}" if isinstance(value, tuple) else kind
 
 
-def _check_format(format: Format) -> None:
+def _check_format(format: Format, name: str = "format") -> None:
     if not isinstance(format, Format) or type(format) is Format:
         raise TypeError(
-            "`format` must be FP8(...), MXFP8(...), NVFP4(...), INT8(...) or INT4(...), got "
+            f"`{name}` must be FP8(...), MXFP8(...), NVFP4(...), INT8(...) or INT4(...), got "
             f"{type(format).__name__}"
         )
 

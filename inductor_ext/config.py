@@ -12,6 +12,19 @@ flag               environment variable       meaning
                                               and its own kernel is known to be faster (off)
 ``templates``      INDUCTOR_EXT_TEMPLATES     fuse producers into Triton templates of our own where
                                               a plain lowering takes more kernels (on)
+``gemm``           INDUCTOR_EXT_GEMM          "auto", or the route of every scaled GEMM: "library",
+                                              "dequantize", "reference" (docs/gemm.md)
+``grouped_gemm``   INDUCTOR_EXT_GROUPED_GEMM  "auto", or the route of every grouped GEMM: "library",
+                                              "triton", "reference" (docs/grouped_gemm.md)
+``weight_only``    INDUCTOR_EXT_WEIGHT_ONLY   "auto", or the route of products with a quantized
+                                              weight: "kernel", "triton", "dequantize"
+                                              (docs/weight_only.md)
+``attention``      INDUCTOR_EXT_ATTENTION     "auto", or the back end of attention: "cudnn",
+                                              "flash", "efficient", "math"; of FP8: "triton",
+                                              "cudnn_frontend", "dequantize" (docs/attention.md)
+``decode_attention``  INDUCTOR_EXT_DECODE_ATTENTION  "auto", or the route of attention over a KV
+                                              cache on CUDA: "triton", "reference"
+                                              (docs/kv_cache.md)
 =================  =========================  ================================================
 
 Assign to a flag, or use :func:`patch` for a while.  Inductor's tables are shared by all threads,
@@ -25,7 +38,7 @@ import os
 import sys
 import threading
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 _TRUE, _FALSE = {"1", "true", "on", "yes"}, {"0", "false", "off", "no", ""}
@@ -43,6 +56,17 @@ def _numerics(name: str, value: Any) -> str:
     return str(value)
 
 
+def _route_of(*routes: str) -> Callable[[str, Any], str]:
+    said = ", ".join(f'"{route}"' for route in routes)
+
+    def check(name: str, value: Any) -> str:
+        if value not in routes:
+            raise ValueError(f"config.{name} must be one of {said}, got {value!r}")
+        return str(value)
+
+    return check
+
+
 def _op_names(name: str, value: Any) -> frozenset[str]:
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise TypeError(f"config.{name} must be a collection of op names, got {value!r}")
@@ -53,13 +77,20 @@ def _op_names(name: str, value: Any) -> frozenset[str]:
     return names
 
 
-_CHECKS = {
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "enabled": _bool,
     "strict": _bool,
     "numerics": _numerics,
     "disabled_ops": _op_names,
     "always_lower": _bool,
     "templates": _bool,
+    "gemm": _route_of("auto", "library", "dequantize", "reference"),
+    "grouped_gemm": _route_of("auto", "library", "triton", "reference"),
+    "weight_only": _route_of("auto", "kernel", "triton", "dequantize"),
+    "attention": _route_of(
+        "auto", "cudnn", "flash", "efficient", "math", "triton", "cudnn_frontend", "dequantize"
+    ),
+    "decode_attention": _route_of("auto", "triton", "reference"),
 }
 
 
@@ -74,7 +105,7 @@ def _from_env(name: str, default: Any) -> Any:
         return text.lower() in _TRUE
     if isinstance(default, frozenset):
         return _op_names(name, [op for op in text.replace(",", " ").split() if op])
-    return _numerics(name, text)
+    return str(_CHECKS[name](name, text))
 
 
 enabled: bool = _from_env("enabled", False)
@@ -83,6 +114,11 @@ numerics: str = _from_env("numerics", "exact")
 disabled_ops: frozenset[str] = _from_env("disabled_ops", frozenset())
 always_lower: bool = _from_env("always_lower", False)
 templates: bool = _from_env("templates", True)
+gemm: str = _from_env("gemm", "auto")
+grouped_gemm: str = _from_env("grouped_gemm", "auto")
+weight_only: str = _from_env("weight_only", "auto")
+attention: str = _from_env("attention", "auto")
+decode_attention: str = _from_env("decode_attention", "auto")
 
 _lock = threading.RLock()
 

@@ -61,6 +61,7 @@ class OpContract:
     autograd: Autograd | Literal["native"] | None
     supports: Callable[..., bool | str] | None
     kernel_alone: Callable[..., bool] | None
+    why: Callable[..., str] | None
     inputs: Inputs | None
     version: str
     recomputable: bool
@@ -142,6 +143,7 @@ def register(
     autograd: Autograd | Literal["native"] | None,
     supports: Callable[..., bool | str] | None = None,
     kernel_alone: Callable[..., bool] | None = None,
+    why: Callable[..., str] | None = None,
     inputs: Inputs | None = None,
     version: str = "",
     recomputable: bool = True,
@@ -163,6 +165,8 @@ def register(
             these arguments to stay opaque.
         kernel_alone: asked where a lowered op has no neighbour to fuse with, with its (fake)
             arguments; True says that its own kernel is faster then, and is called.
+        why: for an opaque op that has several kernels: called with its (fake) arguments, it says
+            which of them the op will call and why; the reason of the op's record.
         inputs: ``inputs(device)`` yields argument tuples for the parity harness.
         version: anything that changes the generated code and is not in the source files of the
             functions above; part of the cache key.  Required where a source cannot be read.
@@ -199,6 +203,7 @@ def register(
         autograd=autograd,
         supports=supports,
         kernel_alone=kernel_alone,
+        why=why,
         inputs=inputs,
         version=version,
         recomputable=recomputable,

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from inductor_ext import config
-from inductor_ext._compat import ops
+from inductor_ext._compat import V, ops
+from inductor_ext._neighbours import amax_is_used
 
 from . import templates
 from .vocabulary import (
@@ -33,16 +34,23 @@ FLOAT32_MAX = torch.finfo(torch.float32).max
 
 def quantize_fp8_static(x: Any, scale: Any, dtype: torch.dtype) -> tuple[Any, Any, Any]:
     """Lower ``inductor_ext::quantize_fp8_static``."""
-    value = load_f32(x)
+    value, device = load_f32(x), x.get_device()
     rowwise = _has_row_scale(x, scale)
     load_scale = scale.make_loader()
-
     amax = (amax_of_rows if rowwise else amax_of_all)(x, with_codes=True)
-    inverse = pointwise(
-        x, F32, scale.get_size(), lambda i: div_rn(f32(1.0), load_scale(i), x.get_device())
-    )
+    together = not rowwise and device.type != "cpu" and amax_is_used(V.graph.current_node)
+
+    def inverse(index: Sequence[Any]) -> Any:
+        result = div_rn(f32(1.0), load_scale(index), device)
+        if not together:
+            return result
+        # No amax is negative.  Asking has the kernel of the last maximum make this number too,
+        # which would take a kernel of its own.
+        return ops.where(ops.ge(amax.load([]), f32(0.0)), result, f32(0.0))
+
+    scale_inv = pointwise(x, F32, scale.get_size(), inverse)
     largest = pointwise(x, F32, scale.get_size(), lambda i: amax.load(i if rowwise else []))
-    return _codes(x, value, scale, dtype), inverse, largest
+    return _codes(x, value, scale, dtype), scale_inv, largest
 
 
 def quantize_fp8_tensor(

@@ -11,13 +11,18 @@ from torch import Tensor
 
 FAMILY = frozenset(
     f"inductor_ext::{name}{way}"
-    for name in ("rms_norm", "layer_norm", "silu", "gelu", "relu2", "swiglu", "geglu")
+    for name in ("rms_norm", "layer_norm", "silu", "gelu", "relu2", "swiglu", "geglu", "rope")
     for way in ("", "_backward")
-) | {"inductor_ext::add_rms_norm"}
-"""Ops whose sums may be taken in any order, or whose exp, erf and tanh are the back end's.
+) | {"inductor_ext::add_rms_norm", "inductor_ext::decode_attention"}
+"""Ops whose sums may be taken in any order, or with fused multiplications, or whose exp, erf and
+tanh are the back end's.
 
 Their implementations are compared with float64 and not with each other, bit for bit.
 """
+ROUNDED = frozenset(
+    f"inductor_ext::{name}" for name in ("attention", "attention_backward", "attention_fp8")
+)
+"""Opaque ops with kernels that round otherwise than the definition: compared with float64 too."""
 CHECKS = ("fake", "pure", "opcheck")
 """Of the harness, what is to hold for them on every device; on the CPU, where the formula itself
 runs, so do "reference" and "decomposition"."""

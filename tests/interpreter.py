@@ -13,6 +13,8 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,9 @@ import torch
 from torch import Tensor
 
 _KERNEL = re.compile(r"async_compile\.triton\('(\w+)', '''(.*?)''', device_str", re.S)
-_BUFFER = re.compile(r"(buf\d+) = empty_strided_cuda\((\([^)]*\)), (\([^)]*\)), torch\.(\w+)\)")
-_LAUNCH = re.compile(r"(\w+)\.run\((.*?), stream=")
-_RESULT = re.compile(r"return \((.*?), ?\)\n")
+_CALL = re.compile(r"^    def call\(self, args\):\n.*?^        return [^\n]*\n", re.S | re.M)
+_IMPORT = re.compile(r"^import inductor_ext\S*$", re.M)
+_META = re.compile(r"^(meta\d+) = (.*)$", re.M)
 _PRELUDE = """import triton
 import triton.language as tl
 from torch._inductor.runtime import triton_helpers
@@ -33,15 +35,21 @@ from interpreter import _scales as ixt_scales
 
 def run(source: str, *inputs: Tensor) -> list[Tensor]:
     """Run the only graph of generated code, of templates and fills alone; return its results."""
+    (results,) = run_each(source, [inputs])
+    return results
+
+
+def run_each(source: str, given: Sequence[tuple[Tensor | int, ...]]) -> list[list[Tensor]]:
+    """Run it as :func:`run` does on several inputs, sizes that are not known first of each."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         (path / "source.py").write_text(source, encoding="utf-8")
-        torch.save(inputs, path / "inputs.pt")
+        torch.save(given, path / "inputs.pt")
         environment = os.environ | {"TRITON_INTERPRET": "1"}
         command = [sys.executable, __file__, folder]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        results: list[Tensor] = torch.load(path / "results.pt")
+        results: list[list[Tensor]] = torch.load(path / "results.pt")
         return results
 
 
@@ -137,32 +145,55 @@ def _module(kernel: str, folder: Path, name: str) -> Any:
     return module
 
 
-def _main(folder: Path) -> None:
-    source = (folder / "source.py").read_text(encoding="utf-8")
-    inputs = torch.load(folder / "inputs.pt")
-    kernels = dict(_KERNEL.findall(source))
-    names = re.search(r"\n +(arg0_1.*?) = args\n", source)
-    assert names is not None
-    known: dict[str, Any] = dict(zip(names[1].rstrip(",").split(", "), inputs, strict=True))
-    for name, size, stride, dtype in _BUFFER.findall(source):
-        known[name] = torch.empty_strided(eval(size), eval(stride), dtype=getattr(torch, dtype))
-    known["reinterpret_tensor"] = torch.as_strided
-    for name, arguments in _LAUNCH.findall(source):
-        given = [eval(argument, known) for argument in _split(arguments)]
-        kernel = getattr(_module(kernels[name], folder, name), name)
-        if "_poi_" in name:  # Inductor's own, of one dimension: its last argument counts elements
-            kernel[(-(-given[-1] // 64),)](*given, XBLOCK=64)
+class _Kernel:
+    """What the wrapper calls instead of a compiled kernel."""
+
+    def __init__(self, module: Any, name: str) -> None:
+        self.kernel, self.of_loops = getattr(module, name), "_poi_" in name
+
+    def run(self, *given: Any, stream: int) -> None:
+        if self.of_loops:  # Inductor's own, of one dimension: its last argument counts elements
+            self.kernel[(-(-given[-1] // 64),)](*given, XBLOCK=64)
         else:
-            *given, x, y, z = given
-            kernel[(x, y, z)](*given)
-    result = _RESULT.search(source)
-    assert result is not None
-    torch.save([eval(part, known) for part in _split(result[1])], folder / "results.pt")
+            *given, x, y, z = given  # type: ignore[assignment]
+            self.kernel[(x, y, z)](*given)
 
 
-def _split(text: str) -> list[str]:
-    """Return the comma-separated expressions, commas inside parentheses left alone."""
-    return re.split(r", (?![^()]*(?:\([^()]*\)[^()]*)*\))", text)
+def _maximum_skips_nan() -> None:
+    """Let maxima of a number and NaN be the number, as on a GPU."""
+    import numpy
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    def create_maxnumf(self: Any, a: Any, b: Any) -> Any:
+        return self.binary_op(a, b, numpy.fmax)
+
+    InterpreterBuilder.create_maxnumf = create_maxnumf
+
+
+def _main(folder: Path) -> None:
+    _maximum_skips_nan()
+    source = (folder / "source.py").read_text(encoding="utf-8")
+    call = _CALL.search(source)
+    assert call is not None
+    known: dict[str, Any] = {
+        "torch": torch,
+        "assert_size_stride": lambda *_: None,
+        "get_raw_stream": lambda _: 0,
+        "reinterpret_tensor": torch.as_strided,
+        "empty_strided_cuda": lambda size, stride, kind: torch.empty_strided(
+            size, stride, dtype=kind
+        ),
+    }
+    for module in _IMPORT.findall(source):
+        exec(module, known)
+    for name, text in _KERNEL.findall(source):
+        known[name] = _Kernel(_module(text, folder, name), name)
+    known |= {name: eval(value) for name, value in _META.findall(source)}
+    text = re.sub(r"with torch\.cuda\._DeviceGuard\(0\):", "if True:", textwrap.dedent(call[0]))
+    exec(text.replace("torch.cuda.set_device(0)", "pass"), known)
+    given = torch.load(folder / "inputs.pt")
+    results = [list(known["call"](None, list(inputs))) for inputs in given]
+    torch.save(results, folder / "results.pt")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import cases
+import kv
+import test_attention_fp8
+import test_decode_attention
+import test_kv_cache
+import test_rope
 import torch
+import weights
 from card import FAMILIES
 
 import inductor_ext as ixt
@@ -55,16 +61,67 @@ def on_contracts_inputs(device: str) -> Iterator[str]:
                 yield contract.name
 
 
+def on_weights(device: str) -> Iterator[str]:
+    """The kernels of weight_only_mm, in turns over rows of x and dtypes, within their bound."""
+    pin = "auto" if device == "cpu" else "kernel"
+    with ixt.config.patch(weight_only=pin):
+        for turn, (name, format) in enumerate(weights.FORMATS.items()):
+            k = 5 * weights.multiple(format)
+            for m, n in ((1, 7), (8, 16), (9, 33), (16, 130)):
+                dtype = (torch.bfloat16, torch.float16)[(turn + m) % 2]
+                case = weights.case(name, m, n, k, dtype, bias=m > 8)
+                case.require(case.on(device).run().cpu(), weights.kernel_sum(k))
+                yield name
+
+
+def on_caches(device: str) -> Iterator[str]:
+    """RoPE and appends against formula and oracle, attention by both routes: ragged, strided."""
+    for arguments in test_rope.cases():
+        moved = [a.to(device) if isinstance(a, torch.Tensor) else a for a in arguments]
+        test_rope.check_rope(*moved)
+        torch.ops.inductor_ext.rope_backward(*moved, True)
+        yield "rope"
+    for label, sample in kv.samples():
+        want = kv.appended(label.partition(",")[0], sample)
+        there = sample.to(device)
+        append = ixt.append_kv_ if device != "cpu" else test_kv_cache.append_by_formula
+        append(there.cache, there.k, there.v, there.positions)
+        kv.require_same(there.cache, want, label)
+        yield "append_kv_"
+    for case in test_decode_attention.KERNEL:
+        if device == "cpu" and max(case[4]) > case[3][2]:  # refused there
+            continue
+        cache, q = test_decode_attention.kernel_case(case)
+        there, q = kv.moved(cache, device), q.to(device)
+        for route in ("reference", "triton"):
+            with ixt.config.patch(decode_attention=route):
+                ixt.decode_attention(q, there, window=case[-2] or None)
+            yield "decode_attention"
+
+
+def on_attention(device: str) -> Iterator[str]:
+    """The FP8 kernel on ragged, packed and windowed sequences, against float64."""
+    route = "math" if device == "cpu" else "triton"
+    for case in test_attention_fp8.EVERY.values():
+        for kind in test_attention_fp8.kinds(case):
+            test_attention_fp8.check_op(case, kind, device, route)
+            yield "attention_fp8"
+
+
 def main() -> None:
     """Run everything, and say how many calls that was."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
     device: Any = parser.parse_args().device
     compared = len([*on_oracles_inputs(device)])
-    called = len([*on_contracts_inputs(device)])
+    multiplied = len([*on_weights(device), *on_attention(device)])
+    called = len([*on_contracts_inputs(device), *on_caches(device)])
     if device != "cpu":
         torch.cuda.synchronize()
-    print(f"{device}: {compared} calls have the oracle's bits, {called} more ran")
+    print(
+        f"{device}: {compared} calls have the oracle's bits, {multiplied} products are within "
+        f"their bound, {called} more ran"
+    )
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def outcomes(fn: Callable[..., Any], *args: Tensor) -> list[str]:
 
 def codes_to_gemm(x: Tensor, w: Tensor) -> Tensor:
     a, b = ixt.quantize(x, TENSOR), ixt.quantize(w, TENSOR)
-    return ixt.scaled_mm(a.codes, b.codes.t(), a.scale_inv, b.scale_inv)
+    return ixt.scaled_mm(a, b, TENSOR)
 
 
 CASES: dict[str, tuple[Callable[..., Any], list[str]]] = {

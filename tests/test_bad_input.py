@@ -33,7 +33,7 @@ def dequantize(codes: Any, scale_inv: Any = SCALE) -> Tensor:
 
 
 def scaled_mm(a: Any, b: Any, scale_a: Any = SCALE, bias: Any = None) -> Tensor:
-    return ixt.scaled_mm(a, b, scale_a, SCALE, bias)
+    return ixt.scaled_mm(ixt.Quantized(a, scale_a), ixt.Quantized(b, SCALE), ROW, bias=bias)
 
 
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
@@ -48,14 +48,14 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "codes": (dequantize, (X,), "`codes` must be float8_e4m3fn or float8_e5m2, got float32"),
     "codes' gradient": (dequantize, (CODES.clone().requires_grad_(),), "`codes` must not require"),
     "scale_inv's shape": (dequantize, (CODES, torch.ones(4)), "`scale_inv` must have one element"),
-    "inner sizes": (scaled_mm, (CODES, CODES), "`b` must have as many rows as `a` has columns, 8"),
-    "dimensions": (scaled_mm, (CODES, CODES[0]), "`b` must have 2 dimensions, got 1"),
-    "scale_a's shape": (scaled_mm, (CODES, CODES.t(), torch.ones(4)), r"`scale_a` must have one"),
+    "inner sizes": (scaled_mm, (CODES, CODES[:, 1:]), "`b` must have the K of `a`, 8, got 7"),
+    "dimensions": (scaled_mm, (CODES, CODES[0]), "`b.codes` must have 2 dimensions, got 1"),
+    "scale_a's shape": (scaled_mm, (CODES, CODES, torch.ones(4, 2)), r"`scale_a` must have one"),
     "bias's shape": (
-        scaled_mm, (CODES, CODES.t(), SCALE, torch.ones(5).bfloat16()), r"`bias` must have the"
+        scaled_mm, (CODES, CODES, SCALE, torch.ones(5).bfloat16()), r"`bias` must have the"
     ),
     "bias's gradient": (
-        scaled_mm, (CODES, CODES.t(), SCALE, torch.ones(4).bfloat16().requires_grad_()),
+        scaled_mm, (CODES, CODES, SCALE, torch.ones(4).bfloat16().requires_grad_()),
         "`bias` must not require grad",
     ),
 }  # fmt: skip

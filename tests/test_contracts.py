@@ -37,8 +37,10 @@ def test_contract_on_cpu(name: str) -> None:
     checks = [check for check in ALL if check not in without]
     if name in floats.FAMILY:
         checks = [*floats.CHECKS, "reference", "decomposition"]
+    if name in floats.ROUNDED:
+        checks = list(floats.CHECKS)
     report = check_op(name, compile_samples=count, checks=checks)
-    if name in floats.FAMILY:
+    if name in floats.FAMILY | floats.ROUNDED:
         assert report.ran["opcheck"] == count
         return
     assert report.ran["compiled_on"] == report.ran["compiled_off"] == report.ran["opcheck"] == count
@@ -63,5 +65,12 @@ def test_every_op_of_the_families_is_here() -> None:
     expected |= {"quantize_int4_symmetric", "quantize_int4_asymmetric"}
     expected |= {"dequantize_int8", "dequantize_int4", "amax", "amax_row", "amax_hadamard"}
     expected |= {"update_fp8_scale", "update_fp8_scale_", "scaled_mm", "div_rn"}
+    expected |= {"scaled_grouped_mm", "scaled_grouped_mm_fp8_block"}
+    for name in ("", "_fp8_block", "_mxfp8", "_nvfp4", "_int8"):
+        expected |= {f"scaled_mm{name}", f"scaled_mm{name}_accumulate_"}
     expected |= {f"quantize_{name}_mode" for name in ("fp8", "mxfp8", "int8", "nvfp4")}
-    assert set(NAMES) == {f"inductor_ext::{name}" for name in expected} | floats.FAMILY
+    weights = ("fp8", "fp8_block", "mxfp8", "nvfp4", "int8", "int4")
+    expected |= {f"weight_only_mm_{name}" for name in weights}
+    expected |= {"append_kv_", "append_kv_row_"}
+    families = floats.FAMILY | floats.ROUNDED
+    assert set(NAMES) == {f"inductor_ext::{name}" for name in expected} | families

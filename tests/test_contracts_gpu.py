@@ -17,8 +17,8 @@ pytestmark = pytest.mark.gpu
 
 CONTRACTS = {c.name: c for c in ixt.contracts().values() if c.name.startswith("inductor_ext::")}
 MODES = [name for name in CONTRACTS if name.endswith("_mode")]
-# cuBLASLt sums in an order of its own: neither the reference's bits nor the CPU's.
-OTHER_BITS = "inductor_ext::scaled_mm"
+# Matrix products sum in an order of their own: neither the reference's bits nor the CPU's.
+OTHER_BITS = {name for name in CONTRACTS if name.startswith("inductor_ext::scaled_")}
 
 
 def nan_equal(name: str) -> list[bool]:
@@ -33,14 +33,14 @@ def nan_equal(name: str) -> list[bool]:
 @pytest.mark.parametrize("name", CONTRACTS)
 def test_contract(name: str) -> None:
     """The compiled checks take two samples, of different dtypes; the others take all."""
-    without = {"across_devices"} | ({"reference"} if name == OTHER_BITS else set())
+    without = {"across_devices"} | ({"reference"} if name in OTHER_BITS else set())
     if CONTRACTS[name].op._schema.is_mutable:
         without.add("pure")
     checks = [check for check in ALL if check not in without]
     report = check_op(
         name,
         devices=("cuda",),
-        checks=floats.CHECKS if name in floats.FAMILY else checks,
+        checks=floats.CHECKS if name in floats.FAMILY | floats.ROUNDED else checks,
         nan_equal=nan_equal(name),
         batches=(2, 17, 0),
         compile_samples=2,
@@ -49,7 +49,8 @@ def test_contract(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in CONTRACTS if name not in {OTHER_BITS} | floats.FAMILY]
+    "name",
+    [name for name in CONTRACTS if name not in OTHER_BITS | floats.FAMILY | floats.ROUNDED],
 )
 def test_across_devices(name: str) -> None:
     """Eager CUDA against eager CPU, on every sample."""

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 
 def _block(x: Tensor, weight: Tensor, codes: Tensor, scale_inv: Tensor) -> Tensor:
     q = ixt.quantize(F.rms_norm(x, weight.shape, weight), ixt.FP8())
-    y = ixt.scaled_mm(q.codes, codes.t(), q.scale_inv, scale_inv.t())
+    y = ixt.scaled_mm(q, ixt.Quantized(codes, scale_inv), ixt.FP8())
     current = ixt.quantize(F.silu(y), ixt.FP8(granularity="tensor"))
     return ixt.dequantize(current, ixt.FP8())
 

@@ -88,7 +88,7 @@ def test_fp8_linear_is_the_product_of_the_dequantized(minilm: Any) -> None:
     x = model.quantize_rows(torch.randn(37, 384, generator=generator).bfloat16())
     got = model.fp8_linear(x, weights)
     a = ixt.dequantize(x, ixt.FP8(), torch.float32).double()
-    b = ixt.dequantize((weights.weight, weights.scale_inv.t()), ixt.FP8(), torch.float32).double()
+    b = ixt.dequantize((weights.weight, weights.scale_inv), ixt.FP8(), torch.float32).double()
     want = a @ b.t() + weights.bias.double()
     assert got.dtype == torch.bfloat16
     torch.testing.assert_close(got.double(), want, rtol=2**-8, atol=2**-8)
@@ -101,8 +101,8 @@ def test_fp8_weights_are_near_the_real_ones(minilm: Any) -> None:
     for name in ("qkv", "out", "up", "down"):
         w, q = getattr(real, name), getattr(fp8, name)
         assert q.weight.dtype == torch.float8_e4m3fn
-        assert q.scale_inv.shape == (1, w.weight.shape[0])
-        got = ixt.dequantize((q.weight, q.scale_inv.t()), ixt.FP8(), torch.float32)
+        assert q.scale_inv.shape == (w.weight.shape[0], 1)
+        got = ixt.dequantize((q.weight, q.scale_inv), ixt.FP8(), torch.float32)
         # e4m3 has 3 bits of mantissa; below its smallest normal number the step is fixed.
         torch.testing.assert_close(
             got, w.weight, rtol=2**-4, atol=2**-10 * float(q.scale_inv.max())
@@ -163,7 +163,7 @@ def test_small_run_page(run: tuple[dict[str, Any], str]) -> None:
     assert "erf()" in before
     assert "erf()" in after
     assert "quantize_fp8_row.default(" in before
-    assert before.count("scaled_mm.default(") == after.count("scaled_mm.default(") == 1
+    assert before.count("scaled_mm.default(") == after.count("scaled_mm.out(") == 1
     assert "quantize_fp8_row.default(" not in after
     assert "Float8_e4m3fn" not in before
     assert "Float8_e4m3fn" in after

@@ -62,10 +62,10 @@ class TestKernels(TestCase):
             self.assertExpectedInline(
                 "\n".join(graph.kernels),
                 """\
-triton_tem_fused__to_copy_add_mean_mul_pow_quantize_fp8_row_rsqrt_view_0
+triton_tem_fused__to_copy_add_mean_mul_pow_quantize_fp8_row_rsqrt_0
 triton_poi_fused__scaled_dot_product_flash_attention_add_cat_mul_neg_split_split_with_sizes_transpose_view_1
 triton_poi_fused__scaled_dot_product_flash_attention_add_cat_mul_neg_split_split_with_sizes_transpose_view_2
-triton_per_fused_quantize_fp8_row_scaled_mm_t_transpose_view_3
+triton_per_fused_quantize_fp8_row_transpose_view_3
 triton_tem_fused__to_copy_add_mean_mul_pow_quantize_fp8_row_rsqrt_view_4
 triton_tem_fused_mul_quantize_fp8_row_silu_split_view_5
 triton_poi_fused_add_view_6""",

@@ -11,8 +11,10 @@ import test_templates_ahead as ahead
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import inductor_ext as ixt
+from inductor_ext.lowerings.templates import fit
 
 pytestmark = pytest.mark.gpu
 
@@ -34,7 +36,7 @@ def _same(got: Any, want: Any) -> None:
         assert torch.equal(*same)
 
 
-SHAPES = ((256, 512), (2, 160, 384), (4096, 4096), (1056, 14336))
+SHAPES = ((256, 512), (2, 160, 384), (4096, 4096), (1056, 14336), (3, 47, 256), (1001, 1024))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -46,6 +48,52 @@ def test_tile(fmt: ixt.Format, way: str, shape: tuple[int, ...]) -> None:
 
     x, y = cpu.values(*shape).cuda(), cpu.values(*shape, seed=1).cuda()
     _same(torch.compile(chain, fullgraph=True)(x, y), chain(x, y))
+
+
+@pytest.mark.parametrize("fmt", [cpu.MX, cpu.GEMM, cpu.BLOCK, cpu.BLOCK_GEMM], ids=repr)
+def test_one_tile_kernel_for_every_batch(fmt: ixt.Format) -> None:
+    """Compiled once; whole tiles, words, bytes, one row."""
+    counter = CompileCounterWithBackend("inductor")
+
+    def chain(x: Tensor, y: Tensor) -> Any:
+        return ixt.quantize(x * y, fmt, orientation="both")
+
+    compiled = torch.compile(chain, fullgraph=True, backend=counter)
+    for rows in (4096, 300, 129, 33, 2):
+        x, y = cpu.values(rows, 1024).cuda(), cpu.values(rows, 1024, seed=1).cuda()
+        torch._dynamo.mark_dynamic(x, 0)
+        torch._dynamo.mark_dynamic(y, 0)
+        _same(compiled(x, y), chain(x, y))
+    assert counter.frame_count == 1
+
+
+def test_scales_beside_rare_ones() -> None:
+    """A thread makes several scales at once: groups of zeros do not change tiny numbers'."""
+    x = (torch.randn(2048, 2048, device="cuda") * 2.0**-20).half()
+    x[::3, 256:512] = 0
+    x[128:256, ::5] = 0
+
+    def chain(x: Tensor) -> Any:
+        return ixt.quantize(-x, cpu.BLOCK, orientation="both")
+
+    _same(torch.compile(chain, fullgraph=True)(x), chain(x))
+
+
+@pytest.mark.parametrize("shape", [(70, 192), (4096, 4096), (1001, 1024)], ids=str)
+def test_a_given_scale_behind_a_pointwise_producer(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fmt, scale = ixt.FP8(granularity="tensor"), torch.tensor(0.5, device="cuda")
+    monkeypatch.setattr(fit, "STATIC_BEHIND_POINTWISE", True)
+
+    def chain(x: Tensor, y: Tensor) -> list[Tensor]:
+        q = ixt.quantize(x * y, fmt, scale, orientation="both")
+        return [q.row.codes, q.column.codes]
+
+    x, y = cpu.values(*shape).cuda(), cpu.values(*shape, seed=1).cuda()
+    for got, want in zip(torch.compile(chain, fullgraph=True)(x, y), chain(x, y), strict=True):
+        assert got.stride() == want.stride()
+        assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
 
 
 def test_tiles_beyond_two_to_the_31_keep_the_plain_lowering() -> None:
@@ -74,7 +122,9 @@ def test_norm(fmt: ixt.Format, norm: str, shape: tuple[int, ...]) -> None:
     assert torch.allclose(a, b, rtol=0.13, atol=1e-3)
 
 
-@pytest.mark.parametrize("shape", [(64, 128), (2, 160, 640), (4096, 8192), (96, 16384)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(64, 128), (2, 160, 640), (4096, 8192), (96, 16384), (3, 47, 256)], ids=str
+)
 @pytest.mark.parametrize("norm", cpu.NORMS)
 def test_norm_in_both_orientations(norm: str, shape: tuple[int, ...]) -> None:
     """Tiles wait for statistics of other programs: nothing hangs, every run gives the same."""
@@ -105,7 +155,7 @@ def test_norm_to_squares(fmt: ixt.Format, way: str, shape: tuple[int, ...]) -> N
     _moves_few(chain, torch.randn(shape, device="cuda", dtype=torch.bfloat16))
 
 
-@pytest.mark.parametrize("shape", [(128, 192), (3, 28, 640), (4096, 8192)], ids=str)
+@pytest.mark.parametrize("shape", [(128, 192), (3, 28, 640), (4096, 8192), (99, 256)], ids=str)
 def test_norm_to_a_given_scale_in_both_orientations(shape: tuple[int, ...]) -> None:
     fmt, scale = ixt.FP8(granularity="tensor"), torch.tensor(20.0, device="cuda")
 

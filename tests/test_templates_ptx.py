@@ -26,8 +26,13 @@ FORMATS: list[ixt.Format] = [
 ]
 
 
-@pytest.mark.parametrize("fmt", FORMATS, ids=repr)
-def test_ptxas_takes_it(fmt: ixt.Format) -> None:
+# Usual tiles, and the finer ones of a small matrix, whose rows are ragged.
+SHAPES = [(fmt, (4096, 512)) for fmt in FORMATS]
+SHAPES += [(fmt, (301, 512)) for fmt in (FORMATS[0], FORMATS[4])]
+
+
+@pytest.mark.parametrize(("fmt", "shape"), SHAPES, ids=repr)
+def test_ptxas_takes_it(fmt: ixt.Format, shape: tuple[int, int]) -> None:
     blocks = isinstance(fmt, ixt.MXFP8) or fmt.granularity == "block"  # type: ignore[attr-defined]
     way = "both" if blocks else "row"
 
@@ -36,7 +41,7 @@ def test_ptxas_takes_it(fmt: ixt.Format) -> None:
         return (*result.row[:2], *result.column[:2]) if blocks else result[:2]
 
     with ixt.config.patch(enabled=True, templates=True, strict=True):
-        x = torch.randn(256, 512).bfloat16()
+        x = torch.randn(shape).bfloat16()
         (graph,) = fake_gpu.capture(chain, (x,), "sm_90", asm=True)
     (kernel,) = graph.kernels.values()
     assert "_tem_" in kernel.name
@@ -62,7 +67,7 @@ def test_ptxas_takes_it_behind_a_norm(fmt: ixt.Format, way: str) -> None:
         return [t for part in ((q.row, q.column) if way == "both" else (q,)) for t in part[:2]]
 
     with ixt.config.patch(enabled=True, templates=True, strict=True):
-        arguments = (torch.randn(512, 512).bfloat16(), torch.randn(512).bfloat16(), *given)
+        arguments = (torch.randn(4096, 512).bfloat16(), torch.randn(512).bfloat16(), *given)
         (graph,) = fake_gpu.capture(chain, arguments, "sm_90", asm=True)
     (kernel,) = (kernel for kernel in graph.kernels.values() if "_tem_" in kernel.name)
     assert "STATISTICS" in kernel.source

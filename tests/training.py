@@ -26,7 +26,7 @@ def both(x: Tensor, fmt: ixt.FP8, scale: Tensor) -> Both:
 
 def product(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor) -> Tensor:
     """Return ``a @ b.t()``, given both with rows along the contraction."""
-    return ixt.scaled_mm(a, b.t(), a_scale, b_scale.t() if b_scale.dim() else b_scale)
+    return ixt.scaled_mm(ixt.Quantized(a, a_scale), ixt.Quantized(b, b_scale), ROW)
 
 
 class Linear(torch.autograd.Function):

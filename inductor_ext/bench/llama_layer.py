@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -66,20 +67,16 @@ def rotary(tokens: int, head: int, device: torch.device) -> tuple[Tensor, Tensor
     return angle.cos().bfloat16(), angle.sin().bfloat16()
 
 
-Linear = Callable[[Tensor, dict[str, Tensor], str], Tensor]
+Linear = Callable[[Tensor, dict[str, Any], str], Tensor]
 
 
-def fp8_linear(x: Tensor, p: dict[str, Tensor], name: str) -> Tensor:
+def fp8_linear(x: Tensor, p: dict[str, Any], name: str) -> Tensor:
     """Return ``x`` times the named weight: rows quantized by our ops, our matrix product."""
-    codes, scale = ixt.quantize(x.flatten(0, -2), ROW)[:2]
-    weight, weight_scale = p[name], p[f"{name}_scale"]
-    product = torch.ops.inductor_ext.scaled_mm(
-        codes, weight.t(), scale, weight_scale.t(), None, x.dtype, True
-    )
-    return product.view(*x.shape[:-1], -1)
+    weight = ixt.Quantized(p[name], p[f"{name}_scale"])
+    return ixt.scaled_mm(ixt.quantize(x, ROW), weight, ROW, dtype=x.dtype, fast_accum=True)
 
 
-def plain_linear(x: Tensor, p: dict[str, Tensor], name: str) -> Tensor:
+def plain_linear(x: Tensor, p: dict[str, Any], name: str) -> Tensor:
     """Return the same by PyTorch's own ops."""
     codes, scale = plain_row(x.flatten(0, -2))
     weight, weight_scale = p[name], p[f"{name}_scale"]
@@ -89,27 +86,36 @@ def plain_linear(x: Tensor, p: dict[str, Tensor], name: str) -> Tensor:
     return product.view(*x.shape[:-1], -1)
 
 
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return PyTorch's causal attention, by the back end that it picks."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
 def layer(
     x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    p: dict[str, Tensor],
+    cos: Tensor | None,
+    sin: Tensor | None,
+    p: dict[str, Any],
     sizes: Sizes,
     linear: Linear = fp8_linear,
+    attend: Attend = sdpa,
 ) -> Tensor:
-    """Return the layer's result for ``x`` (batch, tokens, width), bf16."""
+    """Return the layer's result for ``x`` (batch, tokens, width), bf16; no ``cos``, no rotation."""
     batch, tokens, width = x.shape
     qkv = linear(rms_norm(x, p["attention_norm"]), p, "qkv")
     qkv = qkv.view(batch, tokens, -1, sizes.head).transpose(1, 2)
     q, k, v = qkv.split([sizes.heads, sizes.key_heads, sizes.key_heads], 1)
-    attended = F.scaled_dot_product_attention(
-        _rotate(q, cos, sin), _rotate(k, cos, sin), v, is_causal=True, enable_gqa=True
-    )
+    attended = attend(_rotate(q, cos, sin), _rotate(k, cos, sin), v)
     x = x + linear(attended.transpose(1, 2).reshape(batch, tokens, width), p, "out")
     gate, up = linear(rms_norm(x, p["mlp_norm"]), p, "gate_up").chunk(2, -1)
     return x + linear(swiglu(gate, up), p, "down")
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate(x: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
+    if cos is None or sin is None:
+        return x
     first, second = x.chunk(2, -1)
     return x * cos + torch.cat((-second, first), -1) * sin

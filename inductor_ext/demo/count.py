@@ -19,7 +19,7 @@ _DEFINITION = re.compile(
     r"^(\w+) = async_compile\.(?:cpp_pybinding|cpp|triton)\(.*?r?'''(.*?)'''", re.M | re.S
 )
 _LAUNCH = re.compile(r"^\s+((?:cpp|triton)_\w+?)(?:\.run)?\(", re.M)
-_OURS = re.compile(r"^\s+\w+ = (?:torch\.ops\.)?inductor_ext\.(\w+)\.\w+\(", re.M)
+_OURS = re.compile(r"^\s+(?:\w+ = )?(?:torch\.ops\.)?inductor_ext\.(\w+)\.\w+\(", re.M)
 
 
 @dataclasses.dataclass

@@ -39,7 +39,7 @@ class DemoDependencyError(InductorExtError, ImportError):
 
 
 class Linear(NamedTuple):
-    """Weights of one linear: ``weight`` (N, K); ``scale_inv`` (1, N) if they are FP8 codes."""
+    """Weights of one linear: ``weight`` (N, K); ``scale_inv`` (N, 1) if they are FP8 codes."""
 
     weight: Tensor
     bias: Tensor
@@ -98,9 +98,7 @@ def quantize_rows(x: Tensor) -> ixt.Quantized:
 def fp8_linear(x: ixt.Quantized, w: Linear) -> Tensor:
     """Return ``dequantize(x) @ dequantize(w).T + bias`` as bf16 (M, N) from two sets of codes."""
     assert w.scale_inv is not None
-    return ixt.scaled_mm(
-        x.codes, w.weight.t(), x.scale_inv, w.scale_inv, bias=w.bias, dtype=torch.bfloat16
-    )
+    return ixt.scaled_mm(x, ixt.Quantized(w.weight, w.scale_inv), ROWWISE, bias=w.bias)
 
 
 def _unchanged(x: Tensor) -> Tensor:
@@ -237,7 +235,7 @@ def _layer_weights(module: Any, arithmetic: Arithmetic) -> Layer:
         if not arithmetic.fp8:
             return Linear(weight.to(dtype), bias, None)
         codes = ixt.quantize(weight, ROWWISE)  # from fp32, once, and kept
-        return Linear(codes.codes, bias, codes.scale_inv.t())
+        return Linear(codes.codes, bias, codes.scale_inv)
 
     return Layer(
         qkv=linear(attn.self.query, attn.self.key, attn.self.value),

@@ -23,12 +23,15 @@ def define(
     """Define an op without a gradient, its fake, and the kernel that runs without a compiled one.
 
     Args:
-        schema: "name(arguments) -> results".
+        schema: "name(arguments) -> results", or "name.out(..., *, Tensor(a!) out) -> ()", which
+            is called with a buffer that Inductor planned.  (Returning nothing, it can be made
+            functional on every torch; ``torch.Tag.out``, since 2.13, would want ``out`` back.)
         fake: shapes, strides and dtypes of the results; also checks the arguments.
         reference: plain PyTorch, run in eager mode on devices without a compiled kernel.
         compiled: whether a compiled kernel exists, so that running the reference is worth a word.
     """
     name = schema.partition("(")[0]
+    packet, _, overload_name = name.partition(".")
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     names = [argument.split("=")[0].split()[-1] for argument in _arguments(schema)]
 
@@ -49,7 +52,7 @@ def define(
             return reference(*args, **kwargs)
 
     LIBRARY.impl(name, fallback, "CompositeExplicitAutograd")
-    overload = getattr(torch.ops.inductor_ext, name).default
+    overload = getattr(getattr(torch.ops.inductor_ext, packet), overload_name or "default")
     assert isinstance(overload, OpOverload)
     return overload
 

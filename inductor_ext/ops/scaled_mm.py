@@ -1,4 +1,7 @@
-"""Scaled FP8 matrix product: an opaque op, cuBLASLt's kernel on CUDA, exact on the CPU."""
+"""Scaled FP8 matrix product with a scale for the tensor or for each row: an opaque op.
+
+Definition: ``decompositions/scaled_mm.py``; which kernel: ``_routes_gemm.py``.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,30 @@ from torch import Tensor
 
 from inductor_ext.decompositions import scaled_mm as reference
 
-from ..registry import register
-from ..validation import (
-    FP8_DTYPES,
-    INPUT_DTYPES,
-    check_dtype,
-    check_same_device,
-    check_tensor,
+from ..validation import FP8_DTYPES, check_dtype, check_same_device, check_tensor
+from ._gemm import Gemm, Route, check_not_both_e5m2, check_result, check_same_k
+from ._gemm_calls import (
+    finish,
+    for_each,
+    is_aligned,
+    padded_out,
+    round_sizes,
+    row_major,
+    scaled_mm_v1,
+    unscaled_mm,
 )
-from ._library import LIBRARY, define
+from ._routes_gemm import is_hopper, route
+
+MULTIPLES = (1, 16, 16)
+"""Of (M, N, K), what ``torch._scaled_mm`` takes."""
 
 
-def _check_scale(name: str, scale: Tensor, shape: tuple[Any, Any]) -> None:
+def _check_scale(name: str, scale: Tensor, rows: int, columns: int) -> None:
     check_dtype(name, scale.dtype, (torch.float32,))
-    if scale.numel() != 1 and tuple(scale.shape) != shape:
+    if scale.numel() == 1:
+        return
+    if scale.dim() != 2 or scale.shape[0] != rows or scale.shape[1] != columns:
+        shape = (rows, columns)
         raise ValueError(
             f"`{name}` must have one element or the shape {shape}, got {tuple(scale.shape)}"
         )
@@ -36,7 +49,8 @@ def check_scaled_mm(
     scale_b: Tensor,
     bias: Tensor | None,
     dtype: torch.dtype,
-) -> None:
+    fast_accum: bool = False,
+) -> tuple[int, int]:
     """Raise TypeError or ValueError for arguments that ``scaled_mm`` does not take."""
     tensors = {"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b}
     for name, tensor in (tensors if bias is None else {**tensors, "bias": bias}).items():
@@ -44,26 +58,33 @@ def check_scaled_mm(
         check_same_device(name, tensor, "a", a)
     check_dtype("a", a.dtype, FP8_DTYPES)
     check_dtype("b", b.dtype, FP8_DTYPES)
-    check_dtype("dtype", dtype, INPUT_DTYPES)
-    if a.dtype == b.dtype == torch.float8_e5m2:
-        raise TypeError("`a` and `b` must not both be float8_e5m2: no GPU multiplies them")
+    check_not_both_e5m2(a, b)
     for name, matrix in (("a", a), ("b", b)):
         if matrix.dim() != 2:
             raise ValueError(f"`{name}` must have 2 dimensions, got {matrix.dim()}")
-    if a.shape[1] != b.shape[0]:
-        raise ValueError(
-            f"`b` must have as many rows as `a` has columns, {a.shape[1]}, got {b.shape[0]}"
-        )
+    check_same_k(a.shape[1], b.shape[0])
     m, n = a.shape[0], b.shape[1]
-    _check_scale("scale_a", scale_a, (m, 1))
-    _check_scale("scale_b", scale_b, (1, n))
-    if bias is not None:
-        check_dtype("bias", bias.dtype, (dtype,))
-        if bias.dim() != 1 or bias.shape[0] != n:
-            raise ValueError(f"`bias` must have the shape ({n},), got {tuple(bias.shape)}")
+    _check_scale("scale_a", scale_a, m, 1)
+    _check_scale("scale_b", scale_b, 1, n)
+    check_result(bias, n, dtype)
+    return m, n
 
 
-def _fake(
+def _choose(a: Tensor, *args: Any) -> tuple[str, str]:
+    return route("fp8", a)
+
+
+def scales_after(dtype: torch.dtype, b_dtype: torch.dtype, hopper: bool) -> bool:
+    """Return whether the scales of rows come after an unscaled fp32 product.
+
+    torch 2.11's row-wise GEMM writes bf16 only, and outside sm_90 it is a CUTLASS kernel whose
+    second operand is e4m3.
+    """
+    return dtype != torch.bfloat16 or (b_dtype == torch.float8_e5m2 and not hopper)
+
+
+def _library(
+    out: Tensor,
     a: Tensor,
     b: Tensor,
     scale_a: Tensor,
@@ -71,95 +92,100 @@ def _fake(
     bias: Tensor | None,
     dtype: torch.dtype,
     fast_accum: bool = False,
-) -> Tensor:
-    check_scaled_mm(a, b, scale_a, scale_b, bias, dtype)
-    return a.new_empty((a.shape[0], b.shape[1]), dtype=dtype)
-
-
-scaled_mm = define(
-    "scaled_mm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias,"
-    " ScalarType dtype, bool fast_accum=False) -> Tensor",
-    fake=_fake,
-    reference=reference.scaled_mm,
-    compiled=False,
-)
-
-
-def _round_up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
-
-
-def _row_major(matrix: Tensor, rows: int, columns: int) -> Tensor:
-    """Return the matrix contiguous and of the size that cuBLASLt takes; zeros add nothing."""
-    if matrix.shape == (rows, columns):
-        return matrix.contiguous()
-    padded = matrix.new_zeros((rows, columns), dtype=torch.uint8)
-    padded[: matrix.shape[0], : matrix.shape[1]] = matrix.view(torch.uint8)
-    return padded.view(matrix.dtype)
-
-
-def _for_each(scale: Tensor, count: int, padded: int) -> Tensor:
-    """Return ``count`` scales, 1-D and contiguous, followed by zeros up to ``padded``."""
-    flat = scale.reshape(-1)
-    if flat.shape[0] != count:
-        flat = flat.expand(count)
-    if padded != count:
-        flat = torch.nn.functional.pad(flat, (0, padded - count))
-    return flat.contiguous()
-
-
-@torch.no_grad()  # as a compiled kernel: the op has no gradient rule
-def _cuda(
-    a: Tensor,
-    b: Tensor,
-    scale_a: Tensor,
-    scale_b: Tensor,
-    bias: Tensor | None,
-    dtype: torch.dtype,
-    fast_accum: bool = False,
-) -> Tensor:
-    """Call torch's scaled GEMM, with operands in the layout and sizes that cuBLASLt takes."""
-    check_scaled_mm(a, b, scale_a, scale_b, bias, dtype)
-    if torch.cuda.get_device_capability(a.device) < (8, 9):  # no FP8 tensor cores
-        return reference.scaled_mm(a, b, scale_a, scale_b, bias, dtype)
-    m, k, n = a.shape[0], a.shape[1], b.shape[1]
-    if m == 0 or n == 0 or k == 0:
-        empty = a.new_zeros((m, n), dtype=dtype)
-        return empty if bias is None else empty.add_(bias)
-    k16, n16 = _round_up(k, 16), _round_up(n, 16)
-    a, bt = _row_major(a, m, k16), _row_major(b.t(), n16, k16)
-    if scale_a.numel() == 1 and scale_b.numel() == 1:
-        scales = scale_a.reshape(()), scale_b.reshape(())
-        rowwise = False
+) -> None:
+    m, n = out.shape
+    _, n16, k16 = round_sizes((m, n, a.shape[1]), MULTIPLES)
+    a, bt = row_major(a, m, k16), row_major(b.t(), n16, k16)
+    rowwise = scale_a.numel() != 1 or scale_b.numel() != 1
+    after = rowwise and scales_after(dtype, b.dtype, is_hopper(a.device))
+    if after or (bias is not None and dtype == torch.float32):  # cuBLASLt adds no fp32 bias
+        _scales_last(out, a, bt.t(), scale_a, scale_b, bias, dtype, fast_accum)
+        return
+    if rowwise:
+        scales = for_each(scale_a, m, m).view(m, 1), for_each(scale_b, n, n16).view(1, n16)
     else:
-        scales = _for_each(scale_a, m, m).view(m, 1), _for_each(scale_b, n, n16).view(1, n16)
-        rowwise = True
-    if rowwise and dtype != torch.bfloat16:
-        # The row-wise GEMM writes bf16 only: scale its unscaled fp32 product here, in fp32.
-        one = torch.ones((), device=a.device)
-        product = _gemm(a, bt, (one, one), None, torch.float32, fast_accum)
-        result = (product * scales[0] * scales[1])[:, :n]
-        return (result if bias is None else result + bias.float()).to(dtype).contiguous()
-    if bias is not None and dtype == torch.float32:  # cuBLASLt adds no fp32 bias
-        return _gemm(a, bt, scales, None, dtype, fast_accum)[:, :n] + bias
-    if bias is not None and n16 != n:
-        bias = torch.nn.functional.pad(bias, (0, n16 - n))
-    result = _gemm(a, bt, scales, bias, dtype, fast_accum)
-    return result if n16 == n else result[:, :n].contiguous()
+        scales = scale_a.reshape(()), scale_b.reshape(())
+    if bias is not None:
+        bias = for_each(bias, n, n16)
+    result = padded_out(out, m, n16, dtype)
+    scaled_mm_v1(result, a, bt, *scales, bias, fast_accum)
+    if result is not out:
+        out.copy_(result[:, :n])
 
 
-def _gemm(
+def _scales_last(
+    out: Tensor,
     a: Tensor,
-    bt: Tensor,
-    scales: tuple[Tensor, Tensor],
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
     bias: Tensor | None,
     dtype: torch.dtype,
-    fast_accum: bool,
-) -> Tensor:
-    return torch._scaled_mm(a, bt.t(), *scales, bias, None, dtype, fast_accum)
+    fast_accum: bool = False,
+) -> None:
+    """Let the library multiply the codes into fp32, and do the rest after it."""
+    m, n = out.shape
+    _, n16, k16 = round_sizes((m, n, a.shape[1]), MULTIPLES)
+    product = out.new_empty((m, n16), dtype=torch.float32)
+    one = torch.ones((), device=a.device)
+    a, bt = row_major(a, m, k16), row_major(b.t(), n16, k16)
+    scaled_mm_v1(product, a, bt, one, one, None, fast_accum)
+    finish(out, product, scale_a, scale_b, bias)
 
 
-LIBRARY.impl("scaled_mm", _cuda, "CUDA")
+def _short(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    fast_accum: bool = False,
+) -> Route | None:
+    """Return the call of the library alone where it takes everything as it is."""
+    k, n = b.shape
+    rowwise = scale_a.numel() != 1 or scale_b.numel() != 1
+    if rowwise and (scale_a.numel() != a.shape[0] or scale_b.numel() != n):
+        return None  # mixed
+    if rowwise and scales_after(dtype, b.dtype, is_hopper(a.device)):
+        return None
+    if bias is not None and dtype == torch.float32:
+        return None
+    fits = k % MULTIPLES[2] == n % MULTIPLES[1] == 0
+    fits = fits and a.stride() == (k, 1) and b.stride() == (1, k)
+    rest = [scale_a, scale_b] if bias is None else [scale_a, scale_b, bias]
+    ready = all(is_aligned(t) for t in (a, b.t())) and all(
+        t.numel() == 1 or is_aligned(t) for t in rest
+    )
+    return _call if fits and ready else None
+
+
+def _call(
+    out: Tensor,
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    fast_accum: bool = False,
+) -> None:
+    torch._scaled_mm(a, b, scale_a, scale_b, bias, None, dtype, fast_accum, out=out)
+
+
+def _dequantize(
+    out: Tensor,
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    fast_accum: bool = False,
+) -> None:
+    """Multiply the codes as bf16, which holds every FP8 number, and scale the fp32 product."""
+    product = unscaled_mm(a.to(torch.bfloat16), b.t().to(torch.bfloat16))
+    finish(out, product, scale_a, scale_b, bias)
 
 
 def _inputs(device: torch.device) -> Iterator[tuple[Any, ...]]:
@@ -175,4 +201,16 @@ def _inputs(device: torch.device) -> Iterator[tuple[Any, ...]]:
         yield a, b, rows, columns, bias, torch.bfloat16
 
 
-register(scaled_mm, reference=reference.scaled_mm, opaque=True, autograd=None, inputs=_inputs)
+GEMM = Gemm(
+    "scaled_mm",
+    "a b scale_a scale_b",
+    "bool fast_accum=False",
+    check=check_scaled_mm,
+    reference=reference.scaled_mm,
+    choose=_choose,
+    routes={"library": _library, "dequantize": _dequantize},
+    inputs=_inputs,
+    short=_short,
+    second=_scales_last,
+)
+scaled_mm = GEMM.op

@@ -24,7 +24,7 @@ from .row import fill, kept_text, steps_text
 ORDER = """
     tiles_k = tl.cdiv(K, BLOCK_K)
     stripe = tl.program_id(0) // tiles_k
-    tile_m = stripe - AHEAD
+    tile_m = stripe - tl.minimum(AHEAD, tl.cdiv(M, REGISTERS * THREADS))
     tile_k = tl.program_id(0) % tiles_k
     number = tl.arange(0, REGISTERS * THREADS)
     early = (tile_m * REGISTERS * THREADS + (number % THREADS) * REGISTERS + number // THREADS)

@@ -62,12 +62,8 @@ def elements_of(x: Any, producer: Producer, block_m: int, block_k: int) -> Eleme
     k = int(producer.columns)
     rows = Variant(None, 0, kinds, pieces_of(k), "plain")
     each = -(-block_m * block_k // k)  # so that a stripe's programs reduce a stripe's rows
-    stripes = V.graph.sizevars.simplify(-(-producer.rows // block_m))
-    ahead_by = max(1, DISTANCE // (block_m * k))
-    if getattr(stripes, "is_Integer", isinstance(stripes, int)):
-        ahead_by = min(ahead_by, int(stripes))
     meta = {
-        "AHEAD": ahead_by,
+        "AHEAD": max(1, DISTANCE // (block_m * k)),
         "ROWS_EACH": 1 << (each - 1).bit_length(),
         "ALIGNED": math.gcd(k, 16),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import NamedTuple
 
 import torch
@@ -77,34 +78,56 @@ def scale_text(rule: Rule) -> str:
     )
 
 
-def _scales(pow2: bool) -> str:
-    """Return PTX of scale ($0) and its inverse ($1) from amax ($2), largest ($3), its inverse
-    ($4) and limit ($5), every quotient rounded to nearest.
+def _scales(rule: Rule, pack: int) -> str:
+    """Return PTX of ``pack`` scales and their inverses from as many amax.
 
-    For amax from 2^-100 to 2^100 there is no branch.  A reciprocal within two ulp, one step of
+    For amax from 2^-100 to 2^100 there is no division.  A reciprocal within two ulp, one step of
     Newton and a fused remainder give the quotient; amax / largest and two such steps the inverse:
-    right for all 2^23 mantissas, tried one by one.  The rest (0, NaN, infinity among it) divides.
+    right for all 2^23 mantissas, tried one by one.  The rest (0, NaN, infinity among it) divides,
+    in one branch for all: a branch each would have the one wait for the other.
     """
-    mask = "and.b32 q, q, 0xFF800000;"
-    return (
-        "{ .reg .f32 q, i, r, e, n; .reg .b32 x; .reg .pred p, o;"
-        " mov.b32 x, $2; sub.u32 x, x, 0x0D800000; setp.le.u32 p, x, 0x64000000;"
-        " neg.f32 n, $2; rcp.approx.ftz.f32 r, $2;"
-        " fma.rn.f32 e, n, r, 0f3F800000; fma.rn.f32 r, e, r, r;"
-        " mul.rn.f32 q, r, $3; fma.rn.f32 e, n, q, $3; fma.rn.f32 q, e, r, q;"
-        + (
-            f" {mask} mov.b32 x, q; sub.s32 x, 0x7F000000, x; mov.b32 i, x;"
-            if pow2
-            else " neg.f32 n, q; mul.rn.f32 i, $2, $4;"
-            " fma.rn.f32 e, n, i, 0f3F800000; fma.rn.f32 i, e, i, i;"
-            " fma.rn.f32 e, n, i, 0f3F800000; fma.rn.f32 i, e, i, i;"
-        )
-        + " @p bra DONE; mov.f32 q, 0f3F800000; mov.f32 i, q;"
-        " setp.gt.f32 o, $2, 0f00000000; setp.lt.and.f32 o, $2, 0f7F800000, o; @!o bra DONE;"
-        f" div.rn.f32 q, $3, $2; min.f32 q, q, $5; {mask if pow2 else ''}"
-        " div.rn.f32 i, 0f3F800000, q;"
-        " DONE: mov.f32 $0, q; mov.f32 $1, i; }"
+    largest, inverse = (
+        (57344.0, 1.743861685099546e-05) if rule.e5m2 else (448.0, 0.0022321429569274187)
     )
+    words = {"LARGEST": _bits(largest), "INVERSE": _bits(inverse), "LIMIT": _bits(rule.limit)}
+    mask = "and.b32 q#, q#, 0xFF800000;" if rule.pow2 else ""
+    usual = (
+        "sub.u32 x, $IN, 0x0D800000; max.u32 w, w, x;"
+        " neg.f32 n, $IN; rcp.approx.ftz.f32 r, $IN;"
+        " fma.rn.f32 e, n, r, 0f3F800000; fma.rn.f32 r, e, r, r;"
+        " mul.rn.f32 q#, r, LARGEST; fma.rn.f32 e, n, q#, LARGEST; fma.rn.f32 q#, e, r, q#;"
+    )
+    if rule.pow2:
+        usual += f" {mask} mov.b32 x, q#; sub.s32 x, 0x7F000000, x; mov.b32 i#, x;"
+    else:
+        usual += (
+            " neg.f32 n, q#; mul.rn.f32 i#, $IN, INVERSE;"
+            " fma.rn.f32 e, n, i#, 0f3F800000; fma.rn.f32 i#, e, i#, i#;"
+            " fma.rn.f32 e, n, i#, 0f3F800000; fma.rn.f32 i#, e, i#, i#;"
+        )
+    rare = (
+        "setp.gt.f32 p, $IN, 0f00000000; setp.lt.and.f32 p, $IN, 0f7F800000, p;"
+        " div.rn.f32 q#, LARGEST, $IN;"
+        f" setp.eq.f32 o, q#, 0f7F800000; @o mov.f32 q#, LIMIT; {mask}"
+        " @!p mov.f32 q#, 0f3F800000; div.rn.f32 i#, 0f3F800000, q#;"
+    )
+    each = range(pack)
+    text = "{ .reg .f32 r, e, n, q<8>, i<8>; .reg .b32 x, w; .reg .pred p, o; mov.b32 w, 0; "
+    text += " ".join(_numbered(usual, j, pack) for j in each)
+    text += " setp.le.u32 p, w, 0x64000000; @p bra DONE; "
+    text += " ".join(_numbered(rare, j, pack) for j in each)
+    text += " DONE:" + "".join(f" mov.f32 ${j}, q{j}; mov.f32 ${pack + j}, i{j};" for j in each)
+    for word, value in words.items():
+        text = text.replace(word, value)
+    return text + " }"
+
+
+def _numbered(text: str, number: int, pack: int) -> str:
+    return text.replace("$IN", f"${2 * pack + number}").replace("#", str(number))
+
+
+def _bits(value: float) -> str:
+    return "0f" + struct.pack(">f", value).hex().upper()
 
 
 def codes_text(rule: Rule, values: str, each: str) -> str:
@@ -119,7 +142,7 @@ def codes_text(rule: Rule, values: str, each: str) -> str:
 
 
 # The arithmetic is docs/formats.md's; kernels/common/{fp8,mxfp8}.h hold the same for C++ and CUDA.
-FORMULAS = """
+_FUNCTIONS = """
 @triton.jit
 def ixt_div(a, b):
     return tl.inline_asm_elementwise(
@@ -149,19 +172,8 @@ def ixt_scales(
 ):
     if EPS > 0.0:
         amax = tl.where(amax < EPS, EPS, amax)
-    largest = tl.full(amax.shape, 57344.0 if E5M2 else 448.0, tl.float32)
-    inverse = tl.full(amax.shape, INVERSE_57344 if E5M2 else INVERSE_448, tl.float32)
-    limit = tl.full(amax.shape, LIMIT, tl.float32)
-    if POW2:
-        return tl.inline_asm_elementwise(
-            "SCALES_POW2",
-            "=f,=f,f,f,f,f", [amax, largest, inverse, limit],
-            dtype=(tl.float32, tl.float32), is_pure=True, pack=1)
-    else:
-        return tl.inline_asm_elementwise(
-            "SCALES",
-            "=f,=f,f,f,f,f", [amax, largest, inverse, limit],
-            dtype=(tl.float32, tl.float32), is_pure=True, pack=1)
+    return tl.inline_asm_elementwise(
+        "SCALES", "CONSTRAINTS", [amax], dtype=(tl.float32, tl.float32), is_pure=True, pack=PACK)
 
 @triton.jit
 def ixt_int8_scale(amax):
@@ -189,8 +201,21 @@ def ixt_pack4(a, b, c, d, E5M2: tl.constexpr):
             " cvt.rn.satfinite.e4m3x2.f32 h, $4, $3; mov.b32 $0, {l, h}; }",
             "=r,f,f,f,f", [a, b, c, d], dtype=tl.int32, is_pure=True, pack=1)
 """
-for _word, _text in {
-    "SCALES_POW2": _scales(pow2=True), "SCALES": _scales(pow2=False),
-    "INVERSE_57344": "1.743861685099546e-05", "INVERSE_448": "0.0022321429569274187",
-}.items():  # fmt: skip
-    FORMULAS = FORMULAS.replace(_word, _text)
+
+
+def functions(rule: Rule | None, pack: int = 1) -> str:
+    """Return the functions' text.
+
+    Args:
+        rule: that of the kernel, None where it makes no scale.
+        pack: how many FP8 scales a thread makes at once; where it has fewer, it makes up some.
+    """
+    words = {
+        "SCALES": _scales(rule or Rule("fp8", False), pack),
+        "CONSTRAINTS": ",".join(["=f"] * 2 * pack + ["f"] * pack),
+        "PACK": str(pack),
+    }
+    text = _FUNCTIONS
+    for word, value in words.items():
+        text = text.replace(word, value)
+    return text

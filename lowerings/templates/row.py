@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from inductor_ext._compat import TritonTemplate
 
-from .formulas import FORMULAS, Rule, codes_text, scale_text
+from .formulas import Rule, codes_text, functions, scale_text
 from .inside import KEEP, MEAN, MOMENT, ROW
 from .tile import PLACES, SWIZZLE
 
@@ -179,7 +179,7 @@ def template(variant: Variant) -> Any:
     source += kept_text(variant)  # last: a store in between would have the row loaded again
     name = f"ixt_row_{variant.rule.name if variant.rule else 'amax'}_{len(_made)}"
     _made.append(variant)
-    return TritonTemplate(name=name, grid=_grid, source=source + FORMULAS)
+    return TritonTemplate(name=name, grid=_grid, source=source + functions(variant.rule))
 
 
 _made: list[Variant] = []

@@ -5,6 +5,9 @@ rows of its columns: then most of a column's amax is found in registers, and fou
 transposed result as one word.  Triton spreads the rows of a tile over threads first and registers
 last, so the rows are numbered the other way round: row ``l`` of the tile is row
 ``l % THREADS * REGISTERS + l // THREADS`` of the matrix.
+
+Rows beyond the last repeat it.  That leaves the amax of a ragged group what it is of its real
+elements, without a mask on what is computed: only stores have one.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import Any, NamedTuple
 
 from inductor_ext._compat import TritonTemplate
 
-from .formulas import FORMULAS, Rule, scale_text
+from .formulas import Rule, functions, scale_text
 
 ORDER = """
     tiles_k = tl.cdiv(K, BLOCK_K)
@@ -33,7 +36,7 @@ HEAD = """
     idx_m = tl.minimum(m, M - 1).to(INDEX_DTYPE)[:, None]
     idx_k = k[None, :]
 {element}
-    x = tl.where(inside, tl.broadcast_to(element, (BLOCK_M, BLOCK_K)), 0.0)
+    x = tl.broadcast_to(element, (BLOCK_M, BLOCK_K))
 """
 ALONG_K = """
     GROUPS_K: tl.constexpr = BLOCK_K // GROUP
@@ -80,10 +83,16 @@ STORE_M = """
     second, fourth = tl.split(odd)
     words = ixt_pack4(first, second, third, fourth, {e5m2})
     words = tl.reshape(tl.permute(words, (2, 1, 0)), (BLOCK_K, BLOCK_M // 4))
-    m4 = tile_m * (BLOCK_M // 4) + tl.arange(0, BLOCK_M // 4)
-    target = CODES_M.to(tl.pointer_type(tl.int32))
-    tl.store(target + k.to(INDEX_DTYPE)[:, None] * (M // 4) + m4[None, :], words,
-             (m4 < M // 4)[None, :])
+    column = k.to(INDEX_DTYPE)[:, None]
+    m4 = tile_m * (BLOCK_M // 4) + tl.arange(0, BLOCK_M // 4)[None, :]
+    if FOURS or M % 4 == 0:
+        line = CODES_M.to(tl.pointer_type(tl.int32)) + column * (M // 4)
+        tl.store(line + m4, words, m4 < M // 4)
+    else:  # rows of the result begin within words
+        for byte in tl.static_range(4):
+            m1 = m4 * 4 + byte
+            code = (words >> byte * 8).to(tl.int8)
+            tl.store(CODES_M.to(tl.pointer_type(tl.int8)) + column * M + m1, code, m1 < M)
 """
 SCALES_K = """    g = tile_k * GROUPS_K + tl.arange(0, GROUPS_K)
     row, column, rows, columns = m[:, None], g[None, :], M, tl.cdiv(K, GROUP)
@@ -111,6 +120,11 @@ PLACES = {
     "column-major": ("column", "row"),
     "swizzled": ("flat // padded", "flat % padded"),
 }
+# Rows and columns that are only there for the layout have zeros.
+PADDING = """if not WHOLE:
+        real = (row < rows) & (column < columns)
+        scale = tl.where(real, tl.broadcast_to(scale, real.shape), 0)
+    """
 SWIZZLE = """padded = tl.cdiv(columns, 4) * 4
     flat = ((row // 128) * (padded // 4) + column // 4) * 512 + (row % 32) * 16
     flat += (row % 128) // 32 * 4 + column % 4
@@ -126,6 +140,7 @@ class Variant(NamedTuple):
         along_k, along_m: the orientations, at least one of them; both where static.
         place: of the scales: "plain", "column-major" or "swizzled"; of squares always "plain".
         square: whether a scale is for GROUP x GROUP elements.
+        pack: how many FP8 scales a thread makes at once.
     """
 
     rule: Rule
@@ -133,6 +148,7 @@ class Variant(NamedTuple):
     along_m: bool
     place: str
     square: bool = False
+    pack: int = 1
 
     def names(self) -> list[str]:
         """Return the template's arguments: every result but the last."""
@@ -163,7 +179,7 @@ def _parts(variant: Variant) -> str:
 
 def _store(variant: Variant, last: bool) -> str:
     first, second = PLACES[variant.place]
-    prepare = SWIZZLE if variant.place == "swizzled" else ""
+    prepare = PADDING + SWIZZLE if variant.place == "swizzled" else ""
     mask = "fits = tl.broadcast_to((row < rows) & (column < columns), scale.shape)\n    "
     value = f"scale = tl.broadcast_to(scale, fits.shape).to({variant.rule.scale_type})\n    "
     if last:
@@ -202,7 +218,7 @@ def template(variant: Variant, ahead: Any = None) -> Any:
     ways = "k" * variant.along_k + "m" * variant.along_m + "_squares" * variant.square
     name = f"ixt_tile_{rule.name}_{ways}_{variant.place.replace('-', '_')}_{len(_made)}"
     _made.append(variant)
-    source += FORMULAS + (ahead.functions() if ahead else "")
+    source += functions(rule, variant.pack) + (ahead.functions() if ahead else "")
     return TritonTemplate(name=name, grid=_grid, source=source)
 
 
@@ -216,5 +232,6 @@ def _fill(text: str, words: dict[str, str]) -> str:
 
 
 def _grid(rows: Any, columns: Any, meta: dict[str, Any]) -> tuple[Any, int, int]:
-    block_m = meta["REGISTERS"] * meta["THREADS"]
-    return ((-(-rows // block_m) + meta["AHEAD"]) * -(-columns // meta["BLOCK_K"]), 1, 1)
+    stripes = -(-rows // (meta["REGISTERS"] * meta["THREADS"]))
+    ahead = min(meta["AHEAD"], stripes)  # in stripes too; see ahead.py
+    return ((stripes + ahead) * -(-columns // meta["BLOCK_K"]), 1, 1)

@@ -1,0 +1,1 @@
+"""Triton kernels that the ops call themselves, as they call CUDA ones; imported on first use."""
