@@ -94,7 +94,7 @@ class Library:
             assert recipe_a == recipe_b
             self._nvfp4(a, bt, scale_a, scale_b, recipe_a, swizzle_a, bias, out)
             return
-        m, n, k = self._check_codes(a, bt, out, FP8)
+        m, n, k = self._check_codes(a, bt, out, (torch.float8_e4m3fn,))
         assert self.capability[0] == 9
         assert bias is None, "not known whether cuBLASLt adds one"
         assert dtype in (torch.bfloat16, torch.float32)

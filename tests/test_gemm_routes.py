@@ -34,7 +34,8 @@ def library_route(pair: Any, card: tuple[int, int]) -> bool:
         return card >= (10, 0)
     if pair[0].granularity in ("tensor", "row"):
         return card >= (8, 9)
-    return card[0] == 9 and pair[0].block == 128
+    e5m2 = torch.float8_e5m2 in (pair[0].dtype, pair[1].dtype)
+    return card[0] == 9 and pair[0].block == 128 and not e5m2
 
 
 @pair_
@@ -187,7 +188,9 @@ def test_sizes_that_the_library_refuses(kind: str) -> None:
 
 def test_every_choice_has_a_reason() -> None:
     for kind, card, block in itertools.product(NATIVE, (None, *CARDS), (0, 32, 128)):
-        name, reason = choose_gemm(kind, card, block=block)
-        assert name in ("library", "dequantize", "reference")
-        assert (name == "reference") == (card is None)
-        assert reason
+        for e5m2 in (False, True):
+            name, reason = choose_gemm(kind, card, block=block, e5m2=e5m2)
+            assert name in ("library", "dequantize", "reference")
+            assert (name == "reference") == (card is None)
+            assert (kind, e5m2, name) != ("fp8_block", True, "library")
+            assert reason

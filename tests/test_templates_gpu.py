@@ -52,19 +52,22 @@ def test_tile(fmt: ixt.Format, way: str, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("fmt", [cpu.MX, cpu.GEMM, cpu.BLOCK, cpu.BLOCK_GEMM], ids=repr)
 def test_one_tile_kernel_for_every_batch(fmt: ixt.Format) -> None:
-    """Compiled once; whole tiles, words, bytes, one row."""
+    """Compiled once; whole tiles, words, bytes; once more for a single block along M.
+
+    PyTorch sets apart the sizes 0 and 1, those of the scales included.
+    """
     counter = CompileCounterWithBackend("inductor")
 
     def chain(x: Tensor, y: Tensor) -> Any:
         return ixt.quantize(x * y, fmt, orientation="both")
 
     compiled = torch.compile(chain, fullgraph=True, backend=counter)
-    for rows in (4096, 300, 129, 33, 2):
+    for rows, graphs in ((4096, 1), (300, 1), (129, 1), (31, 2), (2, 2)):
         x, y = cpu.values(rows, 1024).cuda(), cpu.values(rows, 1024, seed=1).cuda()
         torch._dynamo.mark_dynamic(x, 0)
         torch._dynamo.mark_dynamic(y, 0)
         _same(compiled(x, y), chain(x, y))
-    assert counter.frame_count == 1
+        assert counter.frame_count <= graphs
 
 
 def test_scales_beside_rare_ones() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ SHAPES = {
     "cpu": ((256, 512),),
 }
 """(N, K)"""
+BUDGET_MS = 20
 ROWS = {"cuda": (1, 2, 4, 8, 16, 32, 64, 128, 256, 512), "cpu": (1, 32)}
 
 
@@ -96,8 +97,8 @@ def measure(kind: Kind, x: Tensor, w: Tensor, q: ixt.Quantized, copy: float) -> 
     us = {}
     for route in routes(len(x), x.device):
         with ixt.config.patch(weight_only=route):
-            us[route] = device_time(lambda: ixt.weight_only_mm(x, q, kind.format), x.device)
-    bf16 = device_time(lambda: F.linear(x, w), x.device)
+            us[route] = _time(lambda: ixt.weight_only_mm(x, q, kind.format), x.device)
+    bf16 = _time(lambda: F.linear(x, w), x.device)
     size = sum(t.nbytes for t in q if t is not None)
     route = min(us, key=lambda name: us[name])
     percent, gain = 100 * size / (us[route] * 1e-6) / copy, bf16 / us[route]
@@ -108,6 +109,10 @@ def measure(kind: Kind, x: Tensor, w: Tensor, q: ixt.Quantized, copy: float) -> 
         kind.name, w.shape[0], w.shape[1], len(x), size, rounded, round(bf16, 2), route,
         round(percent, 1), round(gain, 2), missed,
     )  # fmt: skip
+
+
+def _time(call: Callable[[], Any], device: torch.device) -> float:
+    return device_time(call, device, budget_ms=BUDGET_MS)
 
 
 def _rows(arguments: argparse.Namespace, device: torch.device, copy: float) -> Iterator[Row]:

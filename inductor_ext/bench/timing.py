@@ -15,7 +15,8 @@ def device_time(call: Callable[[], Any], device: torch.device, *, budget_ms: flo
     if device.type == "cuda":
         from triton.testing import do_bench
 
-        return float(do_bench(call, warmup=25, rep=budget_ms, return_mode="median")) * 1e3
+        warmup = min(25, budget_ms)
+        return float(do_bench(call, warmup=warmup, rep=budget_ms, return_mode="median")) * 1e3
     call()
     times: list[float] = []
     begin = time.perf_counter()

@@ -44,7 +44,12 @@ NATIVE = {
 
 
 def choose_gemm(
-    kind: str, capability: Capability | None, *, block: int = 0, pin: str = "auto"
+    kind: str,
+    capability: Capability | None,
+    *,
+    block: int = 0,
+    e5m2: bool = False,
+    pin: str = "auto",
 ) -> tuple[str, str]:
     """Return the route of a scaled GEMM, one of :data:`ROUTES`, and why.
 
@@ -52,12 +57,13 @@ def choose_gemm(
         kind: a key of :data:`NATIVE`.
         capability: of the GPU, or None for a CPU (and for ROCm, where nothing was tried).
         block: how many elements of K share a scale, for "fp8_block" and for groups of "int8".
+        e5m2: whether an operand is float8_e5m2.
         pin: "auto", or the route to take: ``config.gemm``.
 
     Raises:
         ValueError: a pinned route that does not take the call.
     """
-    refusal = _refusal(kind, capability, block)
+    refusal = _refusal(kind, capability, block, e5m2)
     if pin == "auto":
         if capability is None:
             return "reference", "the exact definition: no CUDA device"
@@ -71,7 +77,7 @@ def choose_gemm(
     return pin, f'config.gemm = "{pin}"'
 
 
-def _refusal(kind: str, capability: Capability | None, block: int) -> str | None:
+def _refusal(kind: str, capability: Capability | None, block: int, e5m2: bool) -> str | None:
     """Say why torch's GEMM does not take the call, or None."""
     if capability is None:
         return "no CUDA device"
@@ -79,6 +85,8 @@ def _refusal(kind: str, capability: Capability | None, block: int) -> str | None
     its = f"this device is sm_{capability[0]}{capability[1]}"
     if kind == "fp8_block" and block != BLOCK_OF_LIBRARY:
         return f"cuBLASLt has blocks of 128, these are of {block}"
+    if kind == "fp8_block" and e5m2:
+        return "torch's GEMM takes blocks of float8_e4m3fn alone"
     if kind == "int8" and block:
         return "int32 sums cannot run across groups of their own scale"
     if capability < native.first or capability >= native.before:
@@ -86,9 +94,10 @@ def _refusal(kind: str, capability: Capability | None, block: int) -> str | None
     return None
 
 
-def route(kind: str, like: torch.Tensor, block: int = 0) -> tuple[str, str]:
+def route(kind: str, like: torch.Tensor, block: int = 0, *, e5m2: bool = False) -> tuple[str, str]:
     """Return :func:`choose_gemm` for the device of a tensor, real or fake, and the pin."""
-    return choose_gemm(kind, capability_of(like.device), block=block, pin=config.gemm)
+    capability = capability_of(like.device)
+    return choose_gemm(kind, capability, block=block, e5m2=e5m2, pin=config.gemm)
 
 
 def capability_of(device: torch.device) -> Capability | None:

@@ -77,7 +77,7 @@ def _choose(
     block: int,
     *args: Any,
 ) -> tuple[str, str]:
-    return route("fp8_block", a, block)
+    return route("fp8_block", a, block, e5m2=torch.float8_e5m2 in (a.dtype, b.dtype))
 
 
 def vector_scales(scale: Tensor, padded: int) -> Tensor:

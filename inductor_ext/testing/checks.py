@@ -185,11 +185,12 @@ def dynamic(context: Context, sample: Sample) -> None:
 
     PyTorch itself compiles once more for each of the sizes 0 and 1; all others share one graph.
     With that switched off (``backed_size_oblivious``) at most 2 compilations serve every size.
+    A batch that happens to be as long as another dimension is not taken for the same size.
     """
     if sample.batch() in (None, 0):
         return
     general = [size for size in context.batches if size > 1]
-    with running.plugin(True):
+    with running.plugin(True), running.no_size_is_equal():
         run = running.compiled(running.caller(context.contract.op, "dynamic"), dynamic=True)
         registry.clear_records()
         _run_batches(context, run, general, 1, sample)

@@ -97,3 +97,10 @@ def no_size_is_special() -> Iterator[None]:
     """Compile without PyTorch's own specialisation of the sizes 0 and 1."""
     with _compat.fx_config.patch(backed_size_oblivious=True):
         yield
+
+
+@contextlib.contextmanager
+def no_size_is_equal() -> Iterator[None]:
+    """Compile without PyTorch's guess that sizes are equal for good if they are at first."""
+    with _compat.fx_config.patch(use_duck_shape=False):
+        yield

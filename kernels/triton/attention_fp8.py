@@ -30,12 +30,13 @@ TILES: dict[int, tuple[Tile, Tile]] = {
     # head dimension, padded to a power of two: queries, keys, warps and stages; the second where a
     # window, packed sequences, scales of blocks or masks of columns take more registers.  Chosen
     # so that nothing, or next to nothing, is spilled on sm_90; to be measured.
-    16: ((128, 128, 4, 3), (128, 128, 4, 3)),
     32: ((128, 128, 4, 3), (128, 128, 4, 3)),
     64: ((128, 128, 8, 3), (128, 128, 8, 3)),
     128: ((128, 128, 8, 3), (128, 64, 8, 4)),
     256: ((128, 64, 8, 2), (128, 32, 8, 3)),
 }
+LEAST = 32
+"""Elements that a product of FP8 sums at least."""
 FP32_SUMS_UP_TO = 128
 """The largest padded head dimension whose products are summed in fp32."""
 
@@ -195,7 +196,7 @@ def arguments(
 ) -> tuple[tuple[int, int, int], tuple[Any, ...], dict[str, Any]]:
     """Return the kernel's grid, arguments and constants; see :func:`launch`."""
     dim = q.shape[3]
-    padded = max(16, triton.next_power_of_2(dim))
+    padded = max(LEAST, triton.next_power_of_2(dim))
     packed = offsets is not None
     by_block = _by_block(scales[1]), _by_block(scales[2])
     crowded = left >= 0 or packed or any(by_block) or dim != padded
