@@ -45,6 +45,14 @@ __device__ __forceinline__ int group_index(const DecodeArgs& a, int row, int k) 
   return (row >> a.row_shift) * a.groups + (k >> a.group_shift);
 }
 
+// A word of which the first `bytes` exist; the others are zero. The last ones of an array come by
+// themselves: a copy of a part of a word touches all of it. Who reads them has a __syncwarp()
+// before, as for copies.
+__device__ __forceinline__ void copy_word(char* shared, const uint8_t* global, int bytes) {
+  if (bytes >= 4) return copy4(shared, global);
+  for (int i = 0; i < 4; ++i) shared[i] = i < bytes ? static_cast<char>(__ldg(global + i)) : 0;
+}
+
 // Begin to copy what a stage needs; `lane` of the warp has its part of each row.
 template <Code C, bool Packed, typename T, int NT>
 __device__ __forceinline__ void copy_stage(const DecodeArgs& a, char* slot, int stage, int tile,
@@ -84,10 +92,10 @@ __device__ __forceinline__ void copy_stage(const DecodeArgs& a, char* slot, int 
     for (int i = 0; i < count; ++i) {
       const int group = group_index(a, min(first + i * kTileRows, a.n - 1), at);
       const int to = i * a.entries * kTileRows * 4 + place;
-      if (a.scale != nullptr) copy4(slot + a.scale_at + to, a.scale + group, 4);
+      if (a.scale != nullptr) copy4(slot + a.scale_at + to, a.scale + group);
       if constexpr (Packed) {  // the four bytes around it
         const int four = group & ~3;
-        copy4(slot + a.packed_at + to, a.packed + four, min(4, a.packed_bytes - four));
+        copy_word(slot + a.packed_at + to, a.packed + four, a.packed_bytes - four);
       }
     }
   }

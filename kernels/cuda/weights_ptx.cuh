@@ -14,11 +14,10 @@ __device__ __forceinline__ void copy16(void* shared, const void* global, bool in
                : "memory");
 }
 
-// Four bytes, of which the first `bytes` are read and the others zero.
-__device__ __forceinline__ void copy4(void* shared, const void* global, int bytes) {
+// Four bytes.
+__device__ __forceinline__ void copy4(void* shared, const void* global) {
   const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(global), "r"(bytes)
-               : "memory");
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(global) : "memory");
 }
 
 // What was copied since the last call is a group.
