@@ -131,8 +131,10 @@ def _call(**changes: Any) -> Call:
 
 
 def test_default_route() -> None:
-    route, reason = choose_weight_only(_call())
-    assert (route, "measured" in reason) == ("dequantize", True)
+    for rows, route in ((1, "kernel"), (MOST_ROWS, "kernel"), (MOST_ROWS + 1, "dequantize")):
+        name, reason = choose_weight_only(_call(rows=rows))
+        assert name == route
+        assert f"{rows} rows" in reason
 
 
 @pytest.mark.parametrize(

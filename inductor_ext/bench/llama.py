@@ -138,17 +138,15 @@ def _ready(case: Case, device: torch.device) -> Callable[[], Any]:
     return call
 
 
-def _plugin(case: Case, device: torch.device) -> Any:
-    on_gpu = device.type == "cuda"
-    pin = "triton" if case.attention == "fp8" and on_gpu else "auto"
-    return ixt.config.patch(enabled=case.how in ("break", "plugin"), attention=pin)
+def _plugin(case: Case) -> Any:
+    return ixt.config.patch(enabled=case.how in ("break", "plugin"))
 
 
 def prepare(work: tuple[Case, str]) -> Counts:
     """Compile a case for a GPU into the cache, and say what became of it."""
     case, device_name = work
     device = torch.device(device_name)
-    with torch.no_grad(), _plugin(case, device):
+    with torch.no_grad(), _plugin(case):
         if device.type == "cuda":
             _ready(case, device)
         function, arguments = _built(case, device)
@@ -164,7 +162,7 @@ def _measure(case: Case, device: torch.device, floor_ms: float, counts: Counts |
         if on_gpu:
             torch.cuda.synchronize(device)
 
-    with torch.no_grad(), _plugin(case, device):
+    with torch.no_grad(), _plugin(case):
         call = _ready(case, device)
         peak = 0.0
         if on_gpu:
@@ -230,7 +228,7 @@ def run(arguments: argparse.Namespace) -> int:
         for case in chosen:
             key = (case.tokens, case.recipe, case.kept, case.attention)
             if key not in floors:
-                with _plugin(case, device):
+                with _plugin(case):
                     floors[key] = _floor(case, device, copy)
             measured.append(_measure(case, device, floors[key], counts.get(case)))
     about = environment(device)

@@ -16,8 +16,6 @@ from .. import config
 
 MOST_ROWS = 16
 """Rows of x that the CUDA kernel takes."""
-ROWS_OF_DEFAULT = 0
-"""Rows of x up to which the CUDA kernel is the default.  To be measured on a card; 16 is hoped."""
 
 
 class Call(NamedTuple):
@@ -53,8 +51,6 @@ def choose_weight_only(call: Call) -> tuple[str, str]:
                 + why_not
             )
         return pin, "pinned by config.weight_only"
-    if call.rows > ROWS_OF_DEFAULT:
-        return "dequantize", "the default until the other routes are measured on a card"
     if _kernel_cannot(call):
         return "dequantize", _kernel_cannot(call)
     return "kernel", f"{call.rows} rows of x: each byte of the weight is read once"
