@@ -148,7 +148,7 @@ def measure(product: Product, where: str, sizes: Sizes, device: torch.device) ->
     a, b, x, w = operands(product, sizes, device)
     call = ours(product, a, b)
     route = route_of(product, call)
-    calls = [call, partial(torch.mm, x, w.t())]
+    calls: list[Callable[[], Any]] = [call, partial(torch.mm, x, w.t())]
     calls += [library(product, a, b)] if route == "library" else []
     budget = BUDGET_MS[device.type]
     us, bf16_us, *rest = times_in_turns(calls, device, rounds=ROUNDS, budget_ms=budget)
