@@ -164,14 +164,6 @@ def test_pinned_route(changes: dict[str, Any], words: str) -> None:
         assert choose_weight_only(_call(**changes))[0] == "dequantize"
 
 
-def test_triton_takes_any_rows_and_lengths() -> None:
-    with ixt.config.patch(weight_only="triton"):
-        assert choose_weight_only(_call(rows=300, k=4104))[0] == "triton"
-        for change in ({"rows": 0}, {"dtype": F32}, {"layout": "gemm"}):
-            with pytest.raises(ValueError, match=r"config\.weight_only must be"):
-                choose_weight_only(_call(**change))
-
-
 def test_pin_is_checked() -> None:
     with pytest.raises(ValueError, match=r"config\.weight_only must be"):
         ixt.config.weight_only = "fastest"
