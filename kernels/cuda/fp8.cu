@@ -37,6 +37,25 @@ QuantizeArgs row_args(const Rows& x, const Output& q, const Output& scale_inv) {
   return args;
 }
 
+void launch_static(const QuantizeArgs& args, Float in, Fp8 out, Place place) {
+  if (block_a_row(args, in, place.index)) {
+    launch_quantize_rows(args, in, out, target_on(place));
+  } else {
+    launch_quantize_static(args, in, out, target_on(place));
+  }
+}
+
+void launch_current(QuantizeArgs args, Float in, Fp8 out, Place place) {
+  if (block_a_row(args, in, place.index)) {
+    launch_quantize_rows(args, in, out, target_on(place));
+    return;
+  }
+  // Freed on return, which the allocator orders after the kernels of this stream.
+  const Output amax = empty(&args.rows, 1, dtype_codes().f32, place);
+  args.amax = amax.data<float>();
+  launch_quantize_current(args, in, out, target_on(place));
+}
+
 Static static_whole(const Tensor& x_any, const Tensor& scale, Float in, Fp8 out, Place place) {
   const Tensor x = as_contiguous(x_any);
   Output q = empty_like(x, code_of(out), place);
@@ -45,11 +64,7 @@ Static static_whole(const Tensor& x_any, const Tensor& scale, Float in, Fp8 out,
   QuantizeArgs args = whole_args(x, q, scale_inv);
   args.scale = const_floats(scale);
   args.amax = amax.data<float>();
-  if (fits_one_block(args, in)) {
-    launch_quantize_rows(args, in, out, target_on(place));
-  } else {
-    launch_quantize_static(args, in, out, target_on(place));
-  }
+  launch_static(args, in, out, place);
   return {std::move(q), std::move(scale_inv), std::move(amax)};
 }
 
@@ -62,7 +77,7 @@ Static static_rows(const Tensor& x_any, const Tensor& scale_any, Float in, Fp8 o
   QuantizeArgs args = row_args(x, q, scale_inv);
   args.scale = const_floats(scale);
   args.amax = amax.data<float>();
-  launch_quantize_rows(args, in, out, target_on(place));
+  launch_static(args, in, out, place);
   return {std::move(q), std::move(scale_inv), std::move(amax)};
 }
 
@@ -87,14 +102,7 @@ Current quantize_fp8_tensor(const Tensor& x_any, ScalarType dtype, double eps, b
   Output scale_inv = empty(nullptr, 0, dtype_codes().f32, place);
   QuantizeArgs args = whole_args(x, q, scale_inv);
   args.rule = rule;
-  if (fits_one_block(args, in)) {
-    launch_quantize_rows(args, in, out, target_on(place));
-  } else {
-    // Freed on return, which the allocator orders after the kernels of this stream.
-    const Output amax = empty(nullptr, 0, dtype_codes().f32, place);
-    args.amax = amax.data<float>();
-    launch_quantize_current(args, in, out, target_on(place));
-  }
+  launch_current(args, in, out, place);
   return {std::move(q), std::move(scale_inv)};
 }
 
@@ -110,7 +118,7 @@ Current quantize_fp8_row(const Tensor& x_any, ScalarType dtype, double eps, bool
   Output scale_inv = empty_per_row(x_any, place);
   QuantizeArgs args = row_args(x, q, scale_inv);
   args.rule = rule;
-  launch_quantize_rows(args, in, out, target_on(place));
+  launch_current(args, in, out, place);
   return {std::move(q), std::move(scale_inv)};
 }
 

@@ -14,7 +14,7 @@ struct QuantizeArgs {
   uint8_t* q;          // contiguous
   const float* scale;  // given scale (static), one a row, or nullptr: scale comes from amax
   float* scale_inv;    // one a row
-  float* amax;         // one a row, where wanted
+  float* amax;         // one a row, where wanted or where there are two passes
   ScaleRule rule;
 };
 
@@ -23,21 +23,32 @@ struct Target {
   cudaStream_t stream;
 };
 
-// Whether launch_quantize_rows is to do a whole tensor, as one row: one launch of one block costs
-// less than a fill and more launches.
-inline bool fits_one_block(const QuantizeArgs& args, Float in) {
-  const int64_t bytes = args.cols * (in == Float::f32 ? 4 : 2);
+// Whether every row of x and of q can be read and written by vectors of this many elements.
+inline bool aligned_rows(const QuantizeArgs& args, int vector) {
+  return aligned16(args.x) &&
+         (args.rows == 1 || (args.stride % vector == 0 && args.cols % vector == 0));
+}
+
+// Whether launch_quantize_rows, a block a row, is to do it. Otherwise several blocks share a row:
+// for rows that are too few to fill the GPU and long enough for a fill and more launches.
+inline bool block_a_row(const QuantizeArgs& args, Float in, int device) {
+  const int64_t size = in == Float::f32 ? 4 : 2;
   // Aligned data of this size stays in the block's registers, other data is read twice.
-  return bytes <= (aligned16(args.x) ? 128 : 16) * 1024;
+  const int64_t bytes = (aligned_rows(args, static_cast<int>(16 / size)) ? 128 : 16) * 1024;
+  if (args.cols * size <= bytes) return true;
+  int processors = 0;
+  check_cuda(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device),
+             "cudaDeviceGetAttribute");
+  return args.rows >= 2 * processors;  // to be measured
 }
 
 // One scale a row, in one pass over x.
 void launch_quantize_rows(const QuantizeArgs& args, Float in, Fp8 out, Target target);
 
-// One scale for a contiguous tensor of args.cols elements, given by args.scale.
+// The same for a few long rows, with several blocks each; scales are given by args.scale.
 void launch_quantize_static(const QuantizeArgs& args, Float in, Fp8 out, Target target);
 
-// One scale for a contiguous tensor, from its amax, which is left in args.amax.
+// The same with the scales that follow from the rows' amax, which is left in args.amax: two passes.
 void launch_quantize_current(const QuantizeArgs& args, Float in, Fp8 out, Target target);
 
 // Zeros. The next kernel of the stream may start before this one ends.
