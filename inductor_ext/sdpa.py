@@ -175,6 +175,10 @@ def _quantize(x: Tensor, format: FP8) -> tuple[Tensor, Tensor]:
         raise ValueError(f"`q`, `k` and `v` must have 4 dimensions, (B, H, S, D), got {x.dim()}")
     if format.granularity == "tensor" or x.numel() == 0:
         whole = FP8(granularity="tensor", eps=format.eps, pow2=format.pow2)
+        by_token = x.transpose(1, 2)
+        if by_token.is_contiguous():  # as projections leave it: read as it lies, and left so
+            codes, scale = quantize(by_token, whole)[:2]
+            return codes.transpose(1, 2), scale.reshape(1)
         codes, scale = quantize(x, whole)[:2]
         return codes, scale.reshape(1)
     by_row = FP8(granularity="row", eps=format.eps, pow2=format.pow2)

@@ -55,6 +55,19 @@ def test_quantization_fuses_into_rope() -> None:
     )
 
 
+def test_one_scale_leaves_the_order_of_memory() -> None:
+    """Projections are read as they lie, and their codes lie as they do."""
+
+    def chain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return ixt.attention(*map(_heads, (q, k, v)), causal=True, format=TENSOR)
+
+    with ixt.config.patch(enabled=True), torch.no_grad():
+        (graph,) = fake_gpu.capture(chain, tuple(_projections()), "sm_90")
+    call = graph.source[graph.source.index(ATTENTION_FP8 + "(") :]
+    codes = re.findall(r"\(1, (\d), 256, 64\), \((\d+), 64, (\d+), 1\)", call.split("\n")[0])
+    assert codes == [("8", "131072", "512"), ("2", "32768", "128"), ("2", "32768", "128")]
+
+
 def test_nothing_is_copied_around_bf16() -> None:
     """Projections go in as views, merged heads come out as one, forward and backward."""
 
