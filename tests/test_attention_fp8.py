@@ -9,7 +9,7 @@ from typing import Any
 import attention_interpreter as interpreter
 import pytest
 import torch
-from attention_cases import CASES, WIDER, Case, require_within, score_error
+from attention_cases import CASES, WIDER, Case, random_bytes, require_within, score_error
 from torch import Tensor
 
 import inductor_ext as ixt
@@ -108,23 +108,17 @@ def test_kernel_in_the_interpreter() -> None:
         codes, scales = quantized(case, ("tensor", "head")[number % 2])
         given.append(interpreted(case, codes, scales, case.dim**-0.5))
         checks.append((case, codes, scales, None))
-    bytes_of_v = [_bytes(shape) for shape in ((2, 3, 130, 24), (1, 2, 1100, 16), (1, 1, 5, 200))]
-    results, turned = interpreter.run(given, bytes_of_v)
-    for x, y in zip(bytes_of_v, turned, strict=True):
+    several = [
+        random_bytes(*shape) for shape in ((2, 3, 130, 24), (1, 2, 1100, 16), (1, 1, 5, 200))
+    ]
+    results, turned = interpreter.run(given, several)
+    for x, y in zip(several, turned, strict=True):
         assert torch.equal(y, torch.nn.functional.pad(x.mT, (0, -x.shape[2] % 16)))
     for (case, codes, scales, exact), got in zip(checks, results, strict=True):
         if exact is None:
             check(case, got, codes, scales, 2.0**-23)
         else:
             check_exact(case, exact, got)
-
-
-def _bytes(shape: tuple[int, ...]) -> Tensor:
-    """Return random bytes (B, H, S, D), in memory (B, S, H, D)."""
-    batch, heads, tokens, dim = shape
-    generator = torch.Generator().manual_seed(tokens)
-    made = torch.randint(0, 256, (batch, tokens, heads, dim), generator=generator)
-    return made.to(torch.uint8).transpose(1, 2)
 
 
 def uniform(case: Case) -> Any:
@@ -208,18 +202,6 @@ def check_op(case: Case, kind: str, device: str, route: str) -> None:
 def test_routes(name: str, device: str, route: str) -> None:
     for kind in kinds(EVERY[name]):
         check_op(EVERY[name], kind, device, route)
-
-
-@gpu
-def test_tokens_inside() -> None:
-    from inductor_ext.kernels.triton.attention_fp8 import tokens_inside
-
-    for shape in ((2, 3, 130, 24), (1, 2, 1100, 16), (1, 1, 5, 200), (1, 8, 4096, 128)):
-        v = _bytes(shape).cuda()
-        for x in (v, v.contiguous(), v.transpose(2, 3).contiguous().mT[:, :, 1:]):
-            turned = tokens_inside(x.view(E4M3))
-            assert turned.stride(2) == 1
-            assert torch.equal(turned.view(torch.uint8), x)
 
 
 @gpu

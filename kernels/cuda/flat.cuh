@@ -17,6 +17,55 @@ constexpr int kThreads = 256;
 constexpr int kQuantizeUnroll = 4;  // vectors a thread: independent loads in flight
 constexpr int kDequantizeUnroll = 2;
 
+// Where the vectors of a row are, for a thread that takes one in kThreads: one after the other,
+struct Whole {
+  using Place = int64_t;
+  int64_t stride;
+
+  __device__ __forceinline__ int64_t start(unsigned row) const { return row * stride; }
+  __device__ __forceinline__ Place place(int64_t number) const { return number; }
+  __device__ __forceinline__ void advance(Place& place) const { place += kThreads; }
+  __device__ __forceinline__ int64_t vector(Place place) const { return place; }
+};
+
+// or in pieces, as QuantizeArgs describes them, counted in vectors. A thread divides once.
+struct InPieces {
+  struct Place {
+    uint32_t piece;
+    uint32_t within;
+  };
+  int64_t stride;
+  int64_t group_stride;
+  int64_t piece_stride;
+  uint32_t group;
+  uint32_t piece;
+  Place step;  // of kThreads vectors
+
+  InPieces(const QuantizeArgs& a, int vector)
+      : stride(a.stride), group_stride(a.pieces.group_stride),
+        piece_stride(a.pieces.stride / vector), group(static_cast<uint32_t>(a.pieces.group)),
+        piece(static_cast<uint32_t>(a.pieces.length / vector)),
+        step{kThreads / piece, kThreads % piece} {}
+
+  __device__ __forceinline__ int64_t start(unsigned row) const {
+    return row / group * group_stride + row % group * stride;
+  }
+  __device__ __forceinline__ Place place(int64_t number) const {
+    const uint32_t narrow = static_cast<uint32_t>(number);
+    return {narrow / piece, narrow % piece};
+  }
+  __device__ __forceinline__ void advance(Place& place) const {
+    place.piece += step.piece;
+    place.within += step.within;
+    if (place.within < piece) return;
+    place.within -= piece;
+    ++place.piece;
+  }
+  __device__ __forceinline__ int64_t vector(Place place) const {
+    return place.piece * piece_stride + place.within;
+  }
+};
+
 // The vectors of this thread: N elements each, `count` in the tensor, U a thread.
 template <typename T, int N, int U>
 struct Slice {
@@ -25,13 +74,17 @@ struct Slice {
   In data[U];
 
   // Missing vectors read as zeros, which change no amax.
-  __device__ __forceinline__ void load(const T* __restrict__ x, int64_t tile, int64_t count) {
+  template <typename Where = Whole>
+  __device__ __forceinline__ void load(const T* __restrict__ x, int64_t tile, int64_t count,
+                                       const Where& where = Where{}) {
     first = tile * (kThreads * U) + threadIdx.x;
-    const auto* source = reinterpret_cast<const In*>(x) + first;
+    const auto* source = reinterpret_cast<const In*>(x);
+    auto place = where.place(first);
 #pragma unroll
     for (int i = 0; i < U; ++i) {
       data[i] = In{};
-      if (first + i * kThreads < count) data[i] = __ldg(source + i * kThreads);
+      if (first + i * kThreads < count) data[i] = __ldg(source + where.vector(place));
+      where.advance(place);
     }
   }
 
@@ -81,9 +134,9 @@ __device__ __forceinline__ void raise_amax(float* amax, const Amax<T>& best) {
 template <typename T, typename Format, int N>
 __global__ void __launch_bounds__(kThreads)
     quantize_static(const T* __restrict__ x, uint8_t* __restrict__ q, const float* scale_ptr,
-                    float* scale_inv, float* amax, int64_t n, int64_t stride) {
+                    float* scale_inv, float* amax, int64_t n, const __grid_constant__ Whole where) {
   const int64_t row = blockIdx.y;
-  x += row * stride;
+  x += where.start(blockIdx.y);
   q += row * n;
   const float scale = scale_ptr[row];
   const int64_t vectors = n / N;
@@ -104,14 +157,15 @@ __global__ void __launch_bounds__(kThreads)
 
 // ------------------------------------------------------------------------------ current scale
 
-template <typename T, int N>
+template <typename T, int N, typename Where>
 __global__ void __launch_bounds__(kThreads)
-    amax_flat(const T* __restrict__ x, float* amax, int64_t n, int64_t stride) {
+    amax_flat(const T* __restrict__ x, float* amax, int64_t n,
+              const __grid_constant__ Where where) {
   pdl_trigger();
-  x += blockIdx.y * stride;
+  x += where.start(blockIdx.y);
   Amax<T> best;
   Slice<T, N, kQuantizeUnroll> slice;
-  slice.load(x, blockIdx.x, n / N);
+  slice.load(x, blockIdx.x, n / N, where);
   slice.add_to(best);
   int64_t at;
   if (tail_element<N>(n, &at)) add_raw(best, raw_at(x, at));
@@ -119,16 +173,17 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // Walks backwards, since the end of x is what amax_flat left in the L2 cache.
-template <typename T, typename Format, int N>
+template <typename T, typename Format, int N, typename Where>
 __global__ void __launch_bounds__(kThreads)
     quantize_current(const T* __restrict__ x, uint8_t* __restrict__ q, const float* amax,
-                     float* scale_inv, int64_t n, int64_t stride, ScaleRule rule) {
-  const int64_t row = gridDim.y - 1 - blockIdx.y;
-  x += row * stride;
+                     float* scale_inv, int64_t n, const __grid_constant__ Where where,
+                     const __grid_constant__ ScaleRule rule) {
+  const unsigned row = gridDim.y - 1 - blockIdx.y;
+  x += where.start(row);
   q += row * n;
   const int64_t vectors = n / N;
   Slice<T, N, kQuantizeUnroll> slice;
-  slice.load(x, gridDim.x - 1 - blockIdx.x, vectors);
+  slice.load(x, gridDim.x - 1 - blockIdx.x, vectors, where);
   pdl_wait();  // amax_flat has ended; its x needed no wait
   const float scale = scale_from_amax<Format>(__ldcg(amax + row), rule);
   if (blockIdx.x == 0 && threadIdx.x == 0) scale_inv[row] = stored_scale<Format>(scale);
@@ -179,18 +234,18 @@ void run_static(const QuantizeArgs& a, Target target) {
   const Grid grid(grid_for(a.cols / N, kQuantizeUnroll), a.rows);
   launch_clear(a.amax, a.rows, target);
   launch(kernel, grid, kThreads, target.stream, can_overlap(target.device, kernel),
-         static_cast<const T*>(a.x), a.q, a.scale, a.scale_inv, a.amax, a.cols, a.stride);
+         static_cast<const T*>(a.x), a.q, a.scale, a.scale_inv, a.amax, a.cols, Whole{a.stride});
 }
 
-template <typename T, typename Format, int N>
-void run_current(const QuantizeArgs& a, Target target) {
+template <typename T, typename Format, int N, typename Where>
+void run_current(const QuantizeArgs& a, const Where& where, Target target) {
   const T* x = static_cast<const T*>(a.x);
   const Grid grid(grid_for(a.cols / N, kQuantizeUnroll), a.rows);
-  const bool overlap = can_overlap(target.device, &amax_flat<T, N>);
+  const bool overlap = can_overlap(target.device, &amax_flat<T, N, Where>);
   launch_clear(a.amax, a.rows, target);
-  launch(amax_flat<T, N>, grid, kThreads, target.stream, overlap, x, a.amax, a.cols, a.stride);
-  launch(quantize_current<T, Format, N>, grid, kThreads, target.stream, overlap, x, a.q, a.amax,
-         a.scale_inv, a.cols, a.stride, a.rule);
+  launch(amax_flat<T, N, Where>, grid, kThreads, target.stream, overlap, x, a.amax, a.cols, where);
+  launch(quantize_current<T, Format, N, Where>, grid, kThreads, target.stream, overlap, x, a.q,
+         a.amax, a.scale_inv, a.cols, where, a.rule);
 }
 
 template <typename T, typename Format, int N, bool Rows>

@@ -5,6 +5,14 @@
 
 namespace ixt {
 
+// Rows of x whose elements do not all lie together. Whole 16-byte vectors do, and lie aligned.
+struct Pieces {
+  int64_t length;        // elements that lie together; 0: the rows are whole
+  int64_t stride;        // elements from a piece of a row to the next
+  int64_t group;         // rows that QuantizeArgs::stride separates,
+  int64_t group_stride;  // and elements from a group of them to the next
+};
+
 // What one quantize call reads and writes, as rows of one stride. A whole tensor is one row.
 struct QuantizeArgs {
   const void* x;
@@ -16,6 +24,7 @@ struct QuantizeArgs {
   float* scale_inv;    // one a row
   float* amax;         // one a row, where wanted or where there are two passes
   ScaleRule rule;
+  Pieces pieces;       // launch_quantize_current alone takes them
 };
 
 struct Target {
@@ -24,18 +33,22 @@ struct Target {
 };
 
 // Whether every row of x and of q can be read and written by vectors of this many elements.
-inline bool aligned_rows(const QuantizeArgs& args, int vector) {
+inline bool aligned_rows(const QuantizeArgs& args, int64_t vector) {
   return aligned16(args.x) &&
          (args.rows == 1 || (args.stride % vector == 0 && args.cols % vector == 0));
 }
 
-// Whether launch_quantize_rows, a block a row, is to do it. Otherwise several blocks share a row:
-// for rows that are too few to fill the GPU and long enough for a fill and more launches.
-inline bool block_a_row(const QuantizeArgs& args, Float in, int device) {
+// Whether one launch of a block a row costs less than a fill and more launches, however few rows.
+inline bool fits_one_block(const QuantizeArgs& args, Float in) {
   const int64_t size = in == Float::f32 ? 4 : 2;
   // Aligned data of this size stays in the block's registers, other data is read twice.
-  const int64_t bytes = (aligned_rows(args, static_cast<int>(16 / size)) ? 128 : 16) * 1024;
-  if (args.cols * size <= bytes) return true;
+  return args.cols * size <= (aligned_rows(args, 16 / size) ? 128 : 16) * 1024;
+}
+
+// Whether launch_quantize_rows, a block a row, is to do it. Otherwise several blocks share a row:
+// for rows that are long and too few to fill the GPU.
+inline bool block_a_row(const QuantizeArgs& args, Float in, int device) {
+  if (args.rows == 0 || fits_one_block(args, in)) return true;
   int processors = 0;
   check_cuda(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device),
              "cudaDeviceGetAttribute");

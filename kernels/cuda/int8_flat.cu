@@ -9,9 +9,9 @@ void launch_int8_current(const QuantizeArgs& args, Float in, Target target) {
   with_type<bf16, f16>(in, [&](auto t) {
     using T = decltype(t);
     if (aligned_rows(args, kVector<T>)) {
-      run_current<T, Int8, kVector<T>>(args, target);
+      run_current<T, Int8, kVector<T>>(args, Whole{args.stride}, target);
     } else {
-      run_current<T, Int8, 1>(args, target);
+      run_current<T, Int8, 1>(args, Whole{args.stride}, target);
     }
   });
 }
