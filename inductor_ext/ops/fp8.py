@@ -148,10 +148,10 @@ def _inputs(device: torch.device) -> Iterator[tuple[Tensor, torch.dtype]]:
 
 
 def _inputs_heads(device: torch.device) -> Iterator[tuple[Tensor, torch.dtype]]:
-    for x, dtype in _inputs(device):
-        heads = x.reshape(1, -1, 1, x.shape[-1])
-        yield heads, dtype
-        yield heads.transpose(1, 2).expand(2, 3, -1, -1), dtype
+    for number, (x, dtype) in enumerate(_inputs(device)):
+        heads = x.reshape(1, x.shape[0], -1, 11 if x.shape[-1] == 33 else 8)
+        expanded = heads[:, :1].expand(2, 3, -1, -1)
+        yield (heads, heads.transpose(1, 2), expanded)[number % 3], dtype
 
 
 def _inputs_static(device: torch.device) -> Iterator[tuple[Tensor, Tensor, torch.dtype]]:
