@@ -9,7 +9,7 @@ from typing import Any
 import attention_interpreter as interpreter
 import pytest
 import torch
-from attention_cases import CASES, WIDER, Case, require_within, score_error
+from attention_cases import CASES, WIDER, Case, random_bytes, require_within, score_error
 from torch import Tensor
 
 import inductor_ext as ixt
@@ -108,7 +108,13 @@ def test_kernel_in_the_interpreter() -> None:
         codes, scales = quantized(case, ("tensor", "head")[number % 2])
         given.append(interpreted(case, codes, scales, case.dim**-0.5))
         checks.append((case, codes, scales, None))
-    for (case, codes, scales, exact), got in zip(checks, interpreter.run(given), strict=True):
+    several = [
+        random_bytes(*shape) for shape in ((2, 3, 130, 24), (1, 2, 1100, 16), (1, 1, 5, 200))
+    ]
+    results, turned = interpreter.run(given, several)
+    for x, y in zip(several, turned, strict=True):
+        assert torch.equal(y, torch.nn.functional.pad(x.mT, (0, -x.shape[2] % 16)))
+    for (case, codes, scales, exact), got in zip(checks, results, strict=True):
         if exact is None:
             check(case, got, codes, scales, 2.0**-23)
         else:
