@@ -269,12 +269,14 @@ __global__ void __launch_bounds__(kThreads, 1)
     int stage = split - (tile == first ? (a.stages - 1) * kSplits : 0);
 #pragma unroll 1
     for (; stage - split < feed.all; stage += kSplits) {
+      __syncwarp();  // lanes go different ways where they copy; what follows takes whole warps
       if (stage >= 0) {
         wait_copies(a.stages - 2);
         meet(1 + split, 2 * kWarp);  // the pair's copies are here, and it has read the next slot
       }
       feed.copy_next();
       if (stage < 0 || stage >= feed.all) continue;
+      __syncwarp();
       // What is copied after the next one goes where this stage is.
       const View v = view_of<C, NT>(a, feed.slot, stage, tile, side, scales_bytes);
       // Bytes of e8m0 are for groups of 32, those of e2m1 are in the codes.
