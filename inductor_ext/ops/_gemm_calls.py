@@ -54,27 +54,6 @@ def for_each(scale: Tensor, count: int, padded: int) -> Tensor:
     return aligned(flat)
 
 
-def finish(
-    out: Tensor, product: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None
-) -> None:
-    """Write ``cast(product * scale_a * scale_b + bias)``, each step rounded to fp32.
-
-    Args:
-        product: (>= M, >= N) fp32 or int32, padding included.
-        scale_a: one element or (M, 1). scale_b: one element or (1, N).
-    """
-    scale_a, scale_b = _broadcast(scale_a), _broadcast(scale_b)
-    scaled = product[: out.shape[0], : out.shape[1]] * scale_a
-    if bias is None:
-        torch.mul(scaled, scale_b, out=out)
-    else:
-        torch.add(scaled.mul_(scale_b), bias, out=out)
-
-
-def _broadcast(scale: Tensor) -> Tensor:
-    return scale.reshape(()) if scale.numel() == 1 else scale
-
-
 def add_bias(out: Tensor, product: Tensor, bias: Tensor | None) -> None:
     """Write ``cast(product + bias)`` of a (>= M, >= N) product."""
     product = product[: out.shape[0], : out.shape[1]]

@@ -16,7 +16,6 @@ from inductor_ext.decompositions import scaled_mm as reference
 from ..validation import FP8_DTYPES, check_dtype, check_same_device, check_tensor
 from ._gemm import Gemm, Route, check_not_both_e5m2, check_result, check_same_k
 from ._gemm_calls import (
-    finish,
     for_each,
     is_aligned,
     padded_out,
@@ -26,6 +25,7 @@ from ._gemm_calls import (
     unscaled_mm,
 )
 from ._routes_gemm import is_hopper, route
+from ._scale_product import finish
 
 MULTIPLES = (1, 16, 16)
 """Of (M, N, K), what ``torch._scaled_mm`` takes."""

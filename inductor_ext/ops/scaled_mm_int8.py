@@ -17,8 +17,9 @@ from inductor_ext.decompositions import scaled_mm as reference
 from ..validation import check_dtype
 from ._blocks import ceil_div, round_up
 from ._gemm import Gemm, check_operands, check_result
-from ._gemm_calls import finish, int_mm, row_major, unscaled_mm, wide_mm
+from ._gemm_calls import int_mm, row_major, unscaled_mm, wide_mm
 from ._routes_gemm import route
+from ._scale_product import finish
 
 GROUPS = (0, 32, 64, 128, 256)
 LEAST_ROWS = 32

@@ -18,7 +18,6 @@ from ..validation import check_dtype
 from ._gemm import Gemm, check_block_scale, check_operands, check_result
 from ._gemm_calls import (
     add_bias,
-    finish,
     for_each,
     padded_out,
     round_sizes,
@@ -27,6 +26,7 @@ from ._gemm_calls import (
     unscaled_mm,
 )
 from ._routes_gemm import route
+from ._scale_product import finish
 from .scaled_mm_mxfp8 import tiled_scales
 
 BLOCK = 16
@@ -86,9 +86,8 @@ def _choose(a: Tensor, *args: Any) -> tuple[str, str]:
     return route("nvfp4", a)
 
 
-def _global(amax: Tensor) -> Tensor:
-    """Return the factor of all of an operand's elements, or of each row's, (rows, 1)."""
-    return amax * (1 / nvfp4.SCALE_RANGE)
+UNIT = 1 / nvfp4.SCALE_RANGE
+"""Times an amax, the factor of all of an operand's elements, or of a row's."""
 
 
 def _library(
@@ -114,14 +113,13 @@ def _library(
         [tiled_scales(scale_a, m, BLOCK, square_a, layout_a)],
         [tiled_scales(scale_b, n, BLOCK, square_b, layout_b)],
     ]
-    factors = [_global(amax_a), _global(amax_b)]
-    if any(factor.numel() != 1 for factor in factors):  # cuBLASLt has one factor for everything
+    if amax_a.numel() != 1 or amax_b.numel() != 1:  # cuBLASLt has one factor for everything
         product = out.new_empty((m, n16), dtype=torch.float32)
         scaled_mm_v2(product, *codes, scales[0], [VECTOR], scales[1], [VECTOR], [TILED], None)
-        finish(out, product, factors[0], _columns(factors[1]), bias)
+        finish(out, product, amax_a, _columns(amax_b), bias, UNIT)
         return
-    for scale, factor in zip(scales, factors, strict=True):
-        scale.append(factor.reshape(()))
+    for scale, amax in zip(scales, (amax_a, amax_b), strict=True):
+        scale.append(amax.reshape(()) * UNIT)
     recipe, swizzle = [VECTOR, WHOLE], [TILED, 0]
     inside = bias is not None and dtype != torch.float32  # cuBLASLt adds no fp32 bias
     product = padded_out(out, m, n16, dtype)
@@ -131,8 +129,8 @@ def _library(
         add_bias(out, product, None if inside else bias)
 
 
-def _columns(factor: Tensor) -> Tensor:
-    return factor if factor.numel() == 1 else factor.t()
+def _columns(amax: Tensor) -> Tensor:
+    return amax if amax.numel() == 1 else amax.t()
 
 
 def _dequantize(
@@ -160,7 +158,7 @@ def _dequantize(
     wide = torch.bfloat16
     a = dequantize(a, scale_a, unit, BLOCK if square_a else 1, BLOCK, wide, layout_a)
     b = dequantize(b, scale_b, unit, BLOCK if square_b else 1, BLOCK, wide, layout_b)
-    finish(out, unscaled_mm(a, b), _global(amax_a), _columns(_global(amax_b)), bias)
+    finish(out, unscaled_mm(a, b), amax_a, _columns(amax_b), bias, UNIT)
 
 
 def _inputs(device: torch.device) -> Iterator[tuple[Any, ...]]:
