@@ -14,12 +14,17 @@ from .validation import check_no_grad
 
 def call(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call an op that has no gradient; see :func:`call_with_gradient`."""
-    if not torch.compiler.is_compiling() and torch.is_grad_enabled():
-        name = op._schema.name.partition("::")[2]  # type: ignore[attr-defined]
-        for argument, value in zip(op._schema.arguments, args, strict=False):  # type: ignore[attr-defined]
-            if isinstance(value, torch.Tensor):
-                check_no_grad(argument.name, value, name)
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        for value in args:
+            if isinstance(value, torch.Tensor) and value.requires_grad:
+                _refuse_grad(op, args)
     return call_with_gradient(op, *args, **kwargs)
+
+
+def _refuse_grad(op: Any, args: tuple[Any, ...]) -> None:
+    name = op._schema.name.partition("::")[2]
+    for argument, value in zip(op._schema.arguments, args, strict=False):
+        check_no_grad(argument.name, value, name)
 
 
 def call_with_gradient(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

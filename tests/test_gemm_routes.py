@@ -98,12 +98,12 @@ def test_sizes_that_fit_are_not_copied(card: tuple[int, int]) -> None:
 def _spy(played: Library, name: str, seen: list[int]) -> None:
     original = getattr(played, name)
 
-    def spy(*args: Any, out: torch.Tensor) -> None:
+    def spy(*args: Any, out: torch.Tensor) -> Any:
         for arg in (*args, out):
             for tensor in arg if isinstance(arg, list) else [arg]:
                 if isinstance(tensor, torch.Tensor):
                     seen.append(tensor.data_ptr())
-        original(*args, out=out)
+        return original(*args, out=out)
 
     setattr(played, name, spy)
 

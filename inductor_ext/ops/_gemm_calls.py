@@ -40,8 +40,8 @@ def aligned(tensor: Tensor) -> Tensor:
 
 def is_aligned(tensor: Tensor) -> bool:
     """Return whether a tensor is contiguous and begins on a 16-byte boundary."""
-    place = int(tensor.storage_offset() * tensor.element_size())
-    return tensor.is_contiguous() and place % ALIGNMENT == 0
+    place: int = tensor.data_ptr() % ALIGNMENT
+    return tensor.is_contiguous() and place == 0
 
 
 def for_each(scale: Tensor, count: int, padded: int) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from inductor_ext.decompositions import scaled_mm as reference
 
 from ..validation import FP8_DTYPES, check_dtype, check_same_device, check_tensor
-from ._gemm import Gemm, Route, check_not_both_e5m2, check_result, check_same_k
+from ._gemm import Direct, Gemm, check_not_both_e5m2, check_result, check_same_k
 from ._gemm_calls import (
     for_each,
     is_aligned,
@@ -133,7 +133,7 @@ def _scales_last(
     finish(out, product, scale_a, scale_b, bias)
 
 
-def _short(
+def _direct(
     a: Tensor,
     b: Tensor,
     scale_a: Tensor,
@@ -141,7 +141,7 @@ def _short(
     bias: Tensor | None,
     dtype: torch.dtype,
     fast_accum: bool = False,
-) -> Route | None:
+) -> Direct | None:
     """Return the call of the library alone where it takes everything as it is."""
     k, n = b.shape
     rowwise = scale_a.numel() != 1 or scale_b.numel() != 1
@@ -161,7 +161,6 @@ def _short(
 
 
 def _call(
-    out: Tensor,
     a: Tensor,
     b: Tensor,
     scale_a: Tensor,
@@ -169,8 +168,10 @@ def _call(
     bias: Tensor | None,
     dtype: torch.dtype,
     fast_accum: bool = False,
-) -> None:
-    torch._scaled_mm(a, b, scale_a, scale_b, bias, None, dtype, fast_accum, out=out)
+    *,
+    out: Tensor | None,
+) -> Tensor:
+    return torch._scaled_mm(a, b, scale_a, scale_b, bias, None, dtype, fast_accum, out=out)
 
 
 def _dequantize(
@@ -210,7 +211,7 @@ GEMM = Gemm(
     choose=_choose,
     routes={"library": _library, "dequantize": _dequantize},
     inputs=_inputs,
-    short=_short,
+    direct=_direct,
     second=_scales_last,
 )
 scaled_mm = GEMM.op

@@ -16,10 +16,11 @@ from inductor_ext.decompositions import scaled_mm as reference
 
 from ..validation import FP8_DTYPES
 from ._blocks import ceil_div, round_up
-from ._gemm import Gemm, check_block_scale, check_operands, check_result
+from ._gemm import Direct, Gemm, check_block_scale, check_operands, check_result
 from ._gemm_calls import (
     add_bias,
     aligned,
+    is_aligned,
     padded_out,
     round_sizes,
     row_major,
@@ -142,6 +143,57 @@ def _library(
         add_bias(out, product, bias)
 
 
+def _direct(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    block: int,
+    square_a: bool = False,
+    square_b: bool = False,
+    *layouts: str,
+) -> Direct | None:
+    """Return the call of the library alone where it takes everything as it is."""
+    (m, k), n = a.shape, b.shape[0]
+    if round_sizes((m, n, k), MULTIPLES) != (m, n, k) or (square_a and square_b):
+        return None
+    if bias is not None or dtype not in OUTPUTS:
+        return None
+    if any(not is_aligned(codes) or codes.stride() != (k, 1) for codes in (a, b)):
+        return None
+    for scale, square, rows in ((scale_a, square_a, m), (scale_b, square_b, n)):
+        wanted, _ = _laid_out(scale, square, k // BLOCK_OF_LIBRARY, rows)
+        mine = scale.t() if square else scale
+        if wanted.data_ptr() != mine.data_ptr() or wanted.stride() != mine.stride():
+            return None
+    return _call
+
+
+def _call(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: None,
+    dtype: torch.dtype,
+    block: int,
+    square_a: bool = False,
+    square_b: bool = False,
+    *layouts: str,
+    out: Tensor | None,
+) -> Tensor:
+    recipe_a, recipe_b = [VECTOR], [VECTOR]
+    if square_a:
+        scale_a, recipe_a = scale_a.t(), [SQUARE]
+    elif square_b:
+        scale_b, recipe_b = scale_b.t(), [SQUARE]
+    return torch._scaled_mm_v2(
+        a, b.t(), [scale_a], recipe_a, [], [scale_b], recipe_b, [], None, dtype, out=out
+    )
+
+
 def _dequantize(
     out: Tensor,
     a: Tensor,
@@ -192,4 +244,5 @@ GEMM = Gemm(
     choose=_choose,
     routes={"library": _library, "dequantize": _dequantize},
     inputs=_inputs,
+    direct=_direct,
 )

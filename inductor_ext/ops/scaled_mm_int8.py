@@ -16,8 +16,8 @@ from inductor_ext.decompositions import scaled_mm as reference
 
 from ..validation import check_dtype
 from ._blocks import ceil_div, round_up
-from ._gemm import Gemm, check_operands, check_result
-from ._gemm_calls import int_mm, row_major, unscaled_mm, wide_mm
+from ._gemm import Direct, Gemm, check_operands, check_result
+from ._gemm_calls import int_mm, is_aligned, row_major, unscaled_mm, wide_mm
 from ._routes_gemm import route
 from ._scale_product import finish
 
@@ -104,6 +104,31 @@ def _columns(scale: Tensor) -> Tensor:
     return scale if scale.numel() == 1 else scale.t()
 
 
+def _direct(a: Tensor, b: Tensor, *args: Any) -> Direct | None:
+    """Return what calls the library alone where it takes the codes as they are."""
+    (m, k), n = a.shape, b.shape[0]
+    fits = m >= LEAST_ROWS and n % MULTIPLE == k % MULTIPLE == 0 and k <= LONGEST
+    ready = all(is_aligned(codes) and codes.stride() == (k, 1) for codes in (a, b))
+    return _call if fits and ready else None
+
+
+def _call(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    *groups: int,
+    out: Tensor | None,
+) -> Tensor:
+    product = int_mm(a, b)
+    if out is None:
+        out = a.new_empty(product.shape, dtype=dtype)
+    finish(out, product, scale_a, _columns(scale_b), bias)
+    return out
+
+
 def _dequantize(
     out: Tensor,
     a: Tensor,
@@ -152,4 +177,5 @@ GEMM = Gemm(
     choose=_choose,
     routes={"library": _library, "dequantize": _dequantize},
     inputs=_inputs,
+    direct=_direct,
 )
