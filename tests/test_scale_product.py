@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from inductor_ext.ops import _scale_product
+from inductor_ext.ops._library import has_cuda_kernel
 from inductor_ext.testing import require_equal
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -76,7 +77,7 @@ def test_passes_round_each_step(kind: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", [torch.int32, torch.float32], ids=str)
 def test_kernel_gives_the_passes_bits(kind: torch.dtype, dtype: torch.dtype) -> None:
-    assert _scale_product.has_kernel()
+    assert has_cuda_kernel(_scale_product.NAME)
     for number, size in enumerate(SIZES):
         for how in range(number % 4, 128, 4 if size[1] > 1000 else 1):
             args = arguments(size, kind, dtype, how, "cuda")

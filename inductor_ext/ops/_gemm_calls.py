@@ -8,10 +8,11 @@ reads a tensor's values on the host, so that every call can be captured in a CUD
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from inductor_ext.decompositions.blocks import round_up
+
+from ._pad import padded
 
 ALIGNMENT = 16
 """Bytes of a row, and of the address, that cuBLASLt's FP8 kernels load at once."""
@@ -23,9 +24,7 @@ def row_major(matrix: Tensor, rows: int, columns: int) -> Tensor:
     Its stride is (columns, 1) also where a dimension is 1, which "contiguous" leaves open.
     """
     if matrix.shape != (rows, columns):
-        padded = matrix.new_zeros((rows, columns), dtype=torch.uint8)
-        padded[: matrix.shape[0], : matrix.shape[1]] = matrix.view(torch.uint8)
-        return padded.view(matrix.dtype)
+        return padded(matrix, rows, columns)
     matrix = aligned(matrix)
     if matrix.stride() == (columns, 1):
         return matrix
@@ -44,13 +43,13 @@ def is_aligned(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and place == 0
 
 
-def for_each(scale: Tensor, count: int, padded: int) -> Tensor:
-    """Return ``count`` scales, 1-D and contiguous, followed by zeros up to ``padded``."""
+def for_each(scale: Tensor, count: int, room: int) -> Tensor:
+    """Return ``count`` scales, 1-D and contiguous, followed by zeros up to ``room``."""
     flat = scale.reshape(-1)
     if flat.shape[0] != count:
         flat = flat.expand(count)
-    if padded != count:
-        flat = F.pad(flat, (0, padded - count))
+    if room != count:
+        return padded(flat[None], 1, room)[0]
     return aligned(flat)
 
 

@@ -5,13 +5,10 @@ Kernel: ``kernels/cuda/scale_product.cu``.
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
-from .. import _compat
-from ._library import LIBRARY
+from ._library import LIBRARY, has_cuda_kernel
 
 NAME = "_scale_product_"
 LIBRARY.define(
@@ -38,17 +35,10 @@ def finish(
         product: (>= M, >= N) fp32 or int32, padding included.
         scale_a: one element or (M, 1). scale_b: one element or (1, N).
     """
-    if out.is_cuda and has_kernel():
+    if out.is_cuda and has_cuda_kernel(NAME):
         _OP(out, product, scale_a, scale_b, bias, unit)
     else:
         finish_in_passes(out, product, scale_a, scale_b, bias, unit)
-
-
-@functools.cache
-def has_kernel() -> bool:
-    """Return whether a compiled library that holds the kernel is loaded."""
-    found: bool = _compat.dispatch_has_kernel(f"inductor_ext::{NAME}", "CUDA")
-    return found
 
 
 def finish_in_passes(

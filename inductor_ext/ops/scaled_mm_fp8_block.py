@@ -27,6 +27,7 @@ from ._gemm_calls import (
     scaled_mm_v2,
     wide_mm,
 )
+from ._pad import padded
 from ._routes_gemm import BLOCK_OF_LIBRARY, route
 
 MULTIPLES = (4, 16, 128)
@@ -81,23 +82,19 @@ def _choose(
     return route("fp8_block", a, block, e5m2=torch.float8_e5m2 in (a.dtype, b.dtype))
 
 
-def vector_scales(scale: Tensor, padded: int) -> Tensor:
-    """Return 1 x 128 scales (rows, nK) as (padded, nK), column-major, zeros below."""
+def vector_scales(scale: Tensor, room: int) -> Tensor:
+    """Return 1 x 128 scales (rows, nK) as (room, nK), column-major, zeros below."""
     rows, blocks = scale.shape
-    if rows == padded:
+    if rows == room:
         return aligned(scale.t()).as_strided((rows, blocks), (1, rows))
-    columns = scale.new_zeros((blocks, padded))
-    columns[:, :rows] = scale.t()
-    return columns.t()
+    return padded(scale.t(), blocks, room).t()
 
 
 def square_scales(scale: Tensor, blocks: int) -> Tensor:
     """Return 128 x 128 scales (n, nK or padded) as (L, n), L = round_up(nK, 4), strides (1, L)."""
     rows, length = scale.shape[0], round_up(blocks, 4)
     if scale.shape[1] != length:
-        padded = scale.new_zeros((rows, length))
-        padded[:, :blocks] = scale
-        scale = padded
+        return padded(scale, rows, length).as_strided((length, rows), (1, length))
     return aligned(scale).as_strided((length, rows), (1, length))
 
 
@@ -107,11 +104,11 @@ def spread_rows(scale: Tensor, blocks: int, rows: int) -> Tensor:
     return scale.reshape(-1, blocks)[:rows]
 
 
-def _laid_out(scale: Tensor, square: bool, blocks: int, padded: int) -> tuple[Tensor, int]:
+def _laid_out(scale: Tensor, square: bool, blocks: int, room: int) -> tuple[Tensor, int]:
     """Return scales as cuBLASLt takes them, and the name of their kind."""
     if square:
         return square_scales(scale, blocks), SQUARE
-    return vector_scales(scale, padded), VECTOR
+    return vector_scales(scale, room), VECTOR
 
 
 def _library(
