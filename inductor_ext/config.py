@@ -17,7 +17,7 @@ flag               environment variable       meaning
 ``grouped_gemm``   INDUCTOR_EXT_GROUPED_GEMM  "auto", or the route of every grouped GEMM: "library",
                                               "triton", "reference" (docs/grouped_gemm.md)
 ``weight_only``    INDUCTOR_EXT_WEIGHT_ONLY   "auto", or the route of products with a quantized
-                                              weight: "kernel", "triton", "dequantize"
+                                              weight: "kernel" or "dequantize"
                                               (docs/weight_only.md)
 ``attention``      INDUCTOR_EXT_ATTENTION     "auto", or the back end of attention: "cudnn",
                                               "flash", "efficient", "math"; of FP8: "triton",
@@ -86,7 +86,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "templates": _bool,
     "gemm": _route_of("auto", "library", "dequantize", "reference"),
     "grouped_gemm": _route_of("auto", "library", "triton", "reference"),
-    "weight_only": _route_of("auto", "kernel", "triton", "dequantize"),
+    "weight_only": _route_of("auto", "kernel", "dequantize"),
     "attention": _route_of(
         "auto", "cudnn", "flash", "efficient", "math", "triton", "cudnn_frontend", "dequantize"
     ),

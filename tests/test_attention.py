@@ -248,7 +248,8 @@ def test_choices(call: Call, name: str, words: str) -> None:
 def test_pins() -> None:
     with ixt.config.patch(attention="flash"):
         assert choose_attention(HOPPER) == ("flash", 'config.attention = "flash"')
-        assert choose_attention_fp8(HOPPER)[0] == "dequantize"
+        assert choose_attention_fp8(HOPPER._replace(whole=False))[0] == "triton"
+        assert choose_attention_fp8(HOPPER._replace(capability=(8, 9)))[0] == "dequantize"
         with pytest.raises(ValueError, match='must not be "flash" for this call: it takes heads'):
             choose_attention(HOPPER._replace(dim=512))
     with ixt.config.patch(attention="triton"):

@@ -112,7 +112,7 @@ def whole(kernel: Any) -> None:
 
     family.capability_of = lambda _: (9, 0)
     torch._scaled_grouped_mm = librarys
-    kernel.tiles_for = lambda _: kernel.Tiles(16, 64, 4, 1)
+    kernel.tiles_for = kernel.tiles_of_columns = lambda _: kernel.Tiles(16, 64, 4, 1)
     offsets = torch.tensor([0, 7, 5, 30]).int()
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
     x, w = integers(33, 64), integers(4, 48, 64)
@@ -212,7 +212,7 @@ def test_ptx(form: str, blocks: bool) -> None:
     pytest.importorskip("triton")
     from inductor_ext.kernels.triton import scaled_grouped_mm as kernel
 
-    tiles = kernel.tiles_for(1024)
+    tiles = (kernel.tiles_of_columns if form == "columns" else kernel.tiles_for)(1024)
     constants = {"EXPERTS": 16, "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n,
                  "WIDTH": WIDTH, "SCALE_N": 128 if blocks else 1, "SCALED": blocks,
                  "FAST": False}  # fmt: skip

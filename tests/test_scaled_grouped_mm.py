@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from typing import Any
 
@@ -318,11 +317,28 @@ def test_one_compilation_serves_all_offsets(device: str) -> None:
         assert running.graphs() - before == 1
 
 
+def test_a_record_guards_no_size() -> None:
+    """Any number of tokens is one compilation, though the route depends on it."""
+    pytest.importorskip("triton")
+    row = ixt.FP8()
+    w = ixt.quantize(torch.randn(3, 32, 64), row)
+    ends = torch.tensor([0, 5, 24], dtype=torch.int32)
+
+    def layer(codes: Tensor, scale: Tensor) -> Tensor:
+        return ixt.scaled_grouped_mm(ixt.Quantized(codes, scale), w, ends, row)
+
+    x = ixt.quantize(torch.randn(24, 64), row)
+    ixt.clear_records()
+    with ixt.config.patch(enabled=True), torch.no_grad():
+        fake_gpu.capture(layer, x[:2], "sm_90", dynamic=True)
+    assert [r.reason for r in ixt.records()] == ["decided when it runs, by the sizes"]
+
+
 def test_routes() -> None:
     """The library where torch's kernel takes the call, ours elsewhere; each with a reason."""
     fits: dict[str, Any] = {
         "capability": (9, 0), "dtypes": (E4M3, E4M3), "result": torch.bfloat16,
-        "sizes": (8, 256, 512), "blocks": False, "split_k": False,
+        "sizes": (8, 256, 512), "blocks": False, "split_k": False, "rows": 4096,
     }  # fmt: skip
     assert choose_grouped_mm(**fits)[0] == "library"
     for change, words in (
@@ -334,6 +350,7 @@ def test_routes() -> None:
         ({"sizes": (8, 256, 520)}, "multiples of 16"),
         ({"sizes": (1024, 256, 512)}, "experts"),
         ({"capability": (8, 9)}, "sm_90"),
+        ({"rows": 4095}, "fewer than 512 rows"),
         ({"pin": "triton"}, "config"),
     ):
         name, reason = choose_grouped_mm(**(fits | change))
@@ -353,7 +370,8 @@ def test_torch_takes_what_the_library_route_gives(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(kernel, "rising", lambda offsets, _: offsets)
     monkeypatch.setattr(kernel, "zero_tail", lambda out, _: out)
-    with fake_gpu.pretend("sm_90"), _compat.FakeTensorMode(), contextlib.ExitStack():
+    library = ixt.config.patch(grouped_gemm="library")
+    with fake_gpu.pretend("sm_90"), _compat.FakeTensorMode(), library:
         on = {"device": "cuda"}
         ends = torch.empty(3, dtype=torch.int32, **on)
         a, b = torch.empty(13, 64, dtype=E4M3, **on), torch.empty(3, 48, 64, dtype=E4M3, **on)

@@ -131,8 +131,10 @@ def _call(**changes: Any) -> Call:
 
 
 def test_default_route() -> None:
-    route, reason = choose_weight_only(_call())
-    assert (route, "measured" in reason) == ("dequantize", True)
+    for rows, route in ((1, "kernel"), (MOST_ROWS, "kernel"), (MOST_ROWS + 1, "dequantize")):
+        name, reason = choose_weight_only(_call(rows=rows))
+        assert name == route
+        assert f"{rows} rows" in reason
 
 
 @pytest.mark.parametrize(
@@ -160,14 +162,6 @@ def test_pinned_route(changes: dict[str, Any], words: str) -> None:
         assert words in str(told.value)
     with ixt.config.patch(weight_only="dequantize"):
         assert choose_weight_only(_call(**changes))[0] == "dequantize"
-
-
-def test_triton_takes_any_rows_and_lengths() -> None:
-    with ixt.config.patch(weight_only="triton"):
-        assert choose_weight_only(_call(rows=300, k=4104))[0] == "triton"
-        for change in ({"rows": 0}, {"dtype": F32}, {"layout": "gemm"}):
-            with pytest.raises(ValueError, match=r"config\.weight_only must be"):
-                choose_weight_only(_call(**change))
 
 
 def test_pin_is_checked() -> None:

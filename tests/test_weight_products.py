@@ -60,10 +60,10 @@ def test_the_record_says_which_route() -> None:
     ("m", "flags"),
     [
         (4, {"numerics": "exact", "weight_only": "kernel"}),  # the weight is rounded to bf16
-        (4, {"numerics": "fast"}),  # the kernel is not the default
-        (17, {"numerics": "fast", "weight_only": "kernel"}),  # too many rows
+        (17, {"numerics": "fast"}),  # too many rows
+        (17, {"numerics": "fast", "weight_only": "kernel"}),
     ],
-    ids=["exact", "default", "rows"],
+    ids=["exact", "rows", "rows, pinned"],
 )
 def test_otherwise_it_stays_what_was_written(m: int, flags: dict[str, str]) -> None:
     source = externs("int8 row", m, **flags)

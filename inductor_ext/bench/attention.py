@@ -32,7 +32,7 @@ from .timing import device_time
 _ops = torch.ops.inductor_ext
 ROWS = 64
 """Queries whose results are compared with float64."""
-FP8 = ixt.FP8(granularity="row")
+FP8, WHOLE = ixt.FP8(granularity="row"), ixt.FP8(granularity="tensor")
 
 
 class Case(NamedTuple):
@@ -107,8 +107,11 @@ def _error(out: Tensor, true: Tensor) -> float:
     return float((out[:, :1, -ROWS:].double() - true).norm() / true.norm())
 
 
-def codes_of(x: Tensor) -> ixt.Quantized:
-    """Return ``x`` quantized with a scale a head."""
+def codes_of(x: Tensor, whole: bool = False) -> ixt.Quantized:
+    """Return ``x`` quantized with a scale a head, or with one for all."""
+    if whole:
+        codes, scale = ixt.quantize(x, WHOLE)[:2]
+        return ixt.Quantized(codes, scale.reshape(1))
     rows = ixt.quantize(x.reshape(x.shape[0] * x.shape[1], -1), FP8)
     return ixt.Quantized(rows.codes.view(x.shape), rows.scale_inv.view(x.shape[:2]))
 
@@ -129,8 +132,12 @@ def _forwards(
     for pin in ("auto", "triton", "dequantize"):
         yield f"FP8 {pin}", pin, 1.0, quantized
     yield "FP8 triton, V as (B, H, S, D)", "triton", 1.0, natural
-    yield "FP8 auto, quantization included", "auto", 1.0, partial(plain, format=FP8)
-    yield "FP8 triton, quantization included", "triton", 1.0, partial(plain, format=FP8)
+    one = partial(ixt.attention, *(codes_of(x, True) for x in (q, k, v)), causal=True, format=WHOLE)
+    for pin in ("auto", "cudnn_frontend", "triton"):
+        yield f"FP8 {pin}, one scale, V as (B, H, S, D)", pin, 1.0, one
+    for name, format in (("a scale a head", FP8), ("one scale", WHOLE)):
+        call = partial(plain, format=format)
+        yield f"FP8 auto, {name}, quantization included", "auto", 1.0, call
     rest = (None, None, case.dim**-0.5, -1, 0)
     out, lse = _ops.attention(q, k, v, *rest)
     backward = partial(_ops.attention_backward, out, q, k, v, out, lse, *rest)

@@ -1,8 +1,7 @@
 """Products of few rows with quantized weights: time, share of a copy, gain over bf16.
 
 Each format, shape and number of rows is measured on every route that takes it (``config.
-weight_only``): "kernel" reads the weight once, "triton" once a tile of rows of x, "dequantize"
-writes it out in bf16 and calls cuBLAS.
+weight_only``): "kernel" reads the weight once, "dequantize" writes it out in bf16 and calls cuBLAS.
 The share is that of the weight's bytes, scales included, at the speed of a large copy of the same
 run.  Goals: issue "GEMM and attention", for shapes of 16 MB and more.
 """
@@ -89,7 +88,7 @@ def routes(rows: int, device: torch.device) -> tuple[str, ...]:
     """Return the routes that take so many rows; the CPU has one."""
     if device.type != "cuda":
         return ("auto",)
-    return (*(("kernel",) if rows <= MOST_ROWS else ()), "triton", "dequantize")
+    return (*(("kernel",) if rows <= MOST_ROWS else ()), "dequantize")
 
 
 def measure(kind: Kind, x: Tensor, w: Tensor, q: ixt.Quantized, copy: float) -> Row:

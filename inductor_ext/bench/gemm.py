@@ -52,10 +52,11 @@ from .gemm_cases import (
     sample,
 )
 from .gemm_grouped import grouped, grouped_table, tiles
-from .timing import device_time, host_time
+from .timing import device_time, host_time, times_in_turns
 
 GOAL_RATIO, GOAL_HOST_US, GOAL_BLOCK_TFLOPS = 0.98, 12.0, 1100.0
 SLOWER, FROM_ROWS = 1.05, 512
+ROUNDS = 3
 LARGEST = {"cuda": 8192, "cpu": 64}
 SMALL = Sizes(256, 256, 256)
 CHUNK = 2048
@@ -155,9 +156,11 @@ def measure(product: Product, where: str, sizes: Sizes, device: torch.device) ->
     a, b, x, w = operands(product, sizes, device)
     call = ours(product, a, b)
     route = route_of(product, call)
-    time = partial(device_time, device=device, budget_ms=BUDGET_MS[device.type])
-    us, bf16_us = time(call), time(partial(torch.mm, x, w.t()))
-    library_us = time(library(product, a, b)) if route == "library" else None
+    calls: list[Callable[[], Any]] = [call, partial(torch.mm, x, w.t())]
+    calls += [library(product, a, b)] if route == "library" else []
+    budget = BUDGET_MS[device.type]
+    us, bf16_us, *rest = times_in_turns(calls, device, rounds=ROUNDS, budget_ms=budget)
+    library_us = rest[0] if rest else None
     tflops = 2 * math.prod(sizes) / us / 1e6
     return Row(
         product.name, where, sizes, route, round(us, 1), round(tflops, 3),

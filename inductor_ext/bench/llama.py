@@ -3,18 +3,20 @@
 Wall-clock times of a forward pass, the device synchronized before and after it, so that at 8 tokens
 the host's time counts.  The floor is what the same products and the same attention take by
 themselves in this run, and every other byte at the copy's speed.  Compiling takes most of the time
-of this benchmark: processes of their own do it first, into Inductor's cache.
+of this benchmark: each case has a process of its own, and is timed when all are compiled.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -138,49 +140,54 @@ def _ready(case: Case, device: torch.device) -> Callable[[], Any]:
     return call
 
 
-def _plugin(case: Case, device: torch.device) -> Any:
-    on_gpu = device.type == "cuda"
-    pin = "triton" if case.attention == "fp8" and on_gpu else "auto"
-    return ixt.config.patch(enabled=case.how in ("break", "plugin"), attention=pin)
+def _plugin(case: Case) -> Any:
+    return ixt.config.patch(enabled=case.how in ("break", "plugin"))
 
 
-def prepare(work: tuple[Case, str]) -> Counts:
-    """Compile a case for a GPU into the cache, and say what became of it."""
-    case, device_name = work
-    device = torch.device(device_name)
-    with torch.no_grad(), _plugin(case, device):
-        if device.type == "cuda":
-            _ready(case, device)
-        function, arguments = _built(case, device)
-        found = ixt.explain(function, *arguments, print=False, dynamic=False)
+def _counts(case: Case, device: torch.device) -> Counts | None:
+    if case.how == "eager":
+        return None
+    function, arguments = _built(case, device)
+    found = ixt.explain(function, *arguments, print=False, dynamic=False)
     kernels = sum(kernel.launches for graph in found.graphs for kernel in graph.kernels)
     return Counts(len(found.graphs), len(found.graph_breaks), len(found.guards), kernels)
 
 
-def _measure(case: Case, device: torch.device, floor_ms: float, counts: Counts | None) -> Measured:
+Result = tuple[float, float, Counts | None]
+"""Milliseconds of a call, its peak in MiB, and what torch.compile makes of it."""
+
+
+def measure(
+    case: Case, device_name: str, turn: Callable[[], AbstractContextManager[Any]]
+) -> Result:
+    """Compile a case and time it.
+
+    Args:
+        turn: what is ready to be timed waits on entering it, while others are timed.
+    """
+    device = torch.device(device_name)
     on_gpu = device.type == "cuda"
 
     def synchronize() -> None:
         if on_gpu:
             torch.cuda.synchronize(device)
 
-    with torch.no_grad(), _plugin(case, device):
+    with torch.no_grad(), _plugin(case):
+        counts = _counts(case, device)
         call = _ready(case, device)
-        peak = 0.0
-        if on_gpu:
-            synchronize()
-            before = torch.cuda.memory_allocated(device)
-            torch.cuda.reset_peak_memory_stats(device)
-        times = []
-        for _ in range(15):
-            synchronize()
-            start = time.perf_counter()
-            call()
-            synchronize()
-            times.append(time.perf_counter() - start)
-        if on_gpu:
-            peak = (torch.cuda.max_memory_allocated(device) - before) / 2**20
-    return Measured(case, statistics.median(times) * 1e3, peak, floor_ms, counts)
+        synchronize()
+        with turn():
+            before = torch.cuda.memory_allocated(device) if on_gpu else 0
+            if on_gpu:
+                torch.cuda.reset_peak_memory_stats(device)
+            times = []
+            for _ in range(15):
+                start = time.perf_counter()
+                call()
+                synchronize()
+                times.append(time.perf_counter() - start)
+            peak = torch.cuda.max_memory_allocated(device) - before if on_gpu else 0
+    return statistics.median(times) * 1e3, peak / 2**20, counts
 
 
 def _products(case: Case, device: torch.device) -> float:
@@ -222,39 +229,79 @@ def run(arguments: argparse.Namespace) -> int:
     chosen = [case for case in cases(tokens) if arguments.only in case.name]
     if device.type != "cuda":  # PyTorch's own product of rows, and CUDA graphs
         chosen = [case for case in chosen if not case.overhead and _runs_on_a_cpu(case)]
-    counts = _compile_all(chosen, device, arguments.jobs)
+    results = _all_in_turns(chosen, str(device), arguments.jobs if device.type == "cuda" else 1)
     copy = copy_bandwidth(1 << 27 if device.type == "cuda" else 1 << 20, device)
     floors: dict[tuple[Any, ...], float] = {}
-    measured = []
+    measured, failures = [], {}
     with torch.no_grad():
-        for case in chosen:
+        for case, result in zip(chosen, results, strict=True):
+            if isinstance(result, str):
+                failures[case.name] = result
+                continue
+            ms, peak, counts = result
             key = (case.tokens, case.recipe, case.kept, case.attention)
             if key not in floors:
-                with _plugin(case, device):
+                with _plugin(case):
                     floors[key] = _floor(case, device, copy)
-            measured.append(_measure(case, device, floors[key], counts.get(case)))
+            measured.append(Measured(case, ms, peak, floors[key], counts))
     about = environment(device)
     console = Console(width=120)
     console.print(", ".join(f"{name} {value}" for name, value in about.items()))
     console.print(f"copy {copy / 1e12:.3f} TB/s", _table(measured))
     rows = [asdict(row) | {"name": row.case.name} for row in measured]
     report = {"environment": about, "copy_bytes_per_second": copy, "rows": rows}
+    report["failures"] = failures
     Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
-    return 0
+    for name, failure in failures.items():
+        console.print(f"{name} FAILED: {failure}")
+    return int(bool(failures))
 
 
 def _runs_on_a_cpu(case: Case) -> bool:
     return case.recipe == "bf16" or case.how != "plain"
 
 
-def _compile_all(chosen: list[Case], device: torch.device, jobs: int) -> dict[Case, Counts]:
-    compiled = [case for case in chosen if case.how != "eager"]
-    work = [(case, str(device)) for case in compiled]
-    if device.type != "cuda":  # small: no processes
-        return dict(zip(compiled, map(prepare, work), strict=True))
+def _all_in_turns(chosen: list[Case], device: str, jobs: int) -> list[Result | str]:
+    """Measure all cases, ``jobs`` of which compile at a time, each in a process of its own."""
+    if jobs == 1:
+        return [measure(case, device, contextlib.nullcontext) for case in chosen]
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
-        return dict(zip(compiled, pool.map(prepare, work), strict=True))
+    results: list[Result | str] = []
+    for first in range(0, len(chosen), jobs):
+        part = chosen[first : first + jobs]
+        shared = spawn.Barrier(len(part)), spawn.Lock()
+        with ProcessPoolExecutor(len(part), spawn, _share, shared) as pool:
+            results += pool.map(_in_turn, part, [device] * len(part))
+    return results
+
+
+_shared: list[Any] = []
+"""In a process that measures: a barrier that all pass when they are ready, and a lock."""
+
+
+def _share(*shared: Any) -> None:
+    _shared[:] = shared
+
+
+def _in_turn(case: Case, device: str) -> Result | str:
+    """Measure a case when all are ready, and none else is measured; or say what went wrong."""
+    ready, lock = _shared
+    waited = False
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[None]:
+        nonlocal waited
+        waited = True
+        ready.wait()
+        with lock:
+            yield
+
+    try:
+        return measure(case, device, turn)
+    except Exception as failure:
+        if not waited:  # the others are not to wait for this one
+            ready.wait()
+        return f"{type(failure).__name__}: {failure}".partition("\n")[0]
 
 
 def _table(measured: list[Measured]) -> Any:

@@ -135,9 +135,9 @@ def plain_linear(recipe: Recipe, kept: bool) -> Linear:
 ATTENTION: dict[str, Attend] = {
     "sdpa": sdpa,
     "bf16": lambda q, k, v: ixt.attention(q, k, v, causal=True),
-    "fp8": lambda q, k, v: ixt.attention(q, k, v, causal=True, format=ROW),
+    "fp8": lambda q, k, v: ixt.attention(q, k, v, causal=True, format=TENSOR),
 }
-"""PyTorch's choice of a back end, ours, and FP8 with a scale a head."""
+"""PyTorch's choice of a back end, ours, and FP8 with one scale each for q, k and v."""
 
 
 def block(

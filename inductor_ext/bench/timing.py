@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,20 @@ def device_time(call: Callable[[], Any], device: torch.device, *, budget_ms: flo
         call()
         times.append(time.perf_counter() - start)
     return statistics.median(times) * 1e6
+
+
+def times_in_turns(
+    calls: Sequence[Callable[[], Any]], device: torch.device, *, rounds: int, budget_ms: float
+) -> list[float]:
+    """Return each call's :func:`device_time`, the median of several taken in turns.
+
+    A card that warms up slows down: of two equal calls the second would look slower.
+    """
+    times = [
+        [device_time(call, device, budget_ms=budget_ms / rounds) for call in calls]
+        for _ in range(rounds)
+    ]
+    return [statistics.median(of_call) for of_call in zip(*times, strict=True)]
 
 
 def graph_time(call: Callable[[], Any]) -> float:

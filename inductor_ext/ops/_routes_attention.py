@@ -32,8 +32,15 @@ ORDER: dict[tuple[int, int], tuple[tuple[str, ...], str]] = {
 """By compute capability: the order in which back ends are tried, and why the first is first."""
 ELSEWHERE = ("flash", "cudnn", "efficient", "math"), "PyTorch's own order; to be measured"
 
-FP8_ORDER = ("dequantize", "math"), "our Triton kernel has not been measured on this card yet"
-"""To be measured: ``triton`` or ``cudnn_frontend`` in front where it is the faster."""
+FP8_ORDER: dict[tuple[int, int], tuple[tuple[str, ...], str]] = {
+    (9, 0): (
+        ("cudnn_frontend", "triton", "dequantize", "math"),
+        "8192 tokens, 32 heads of 128, causal, on an H200: triton 0.84 ms, dequantize 1.26, and "
+        "bf16 0.97",
+    ),
+}
+"""As :data:`ORDER`, for FP8."""
+FP8_ELSEWHERE = ("dequantize", "math"), "our Triton kernel has been measured on sm_90 alone"
 
 
 class Call(NamedTuple):
@@ -88,7 +95,7 @@ def choose_attention_fp8(call: Call) -> tuple[str, str]:
         return _pinned(config.attention, _refusal_fp8(config.attention, call))
     if call.capability is None:
         return "math", "the exact definition: no CUDA device"
-    order, why = FP8_ORDER
+    order, why = FP8_ORDER.get(call.capability, FP8_ELSEWHERE)
     return next((name, why) for name in order if _refusal_fp8(name, call) is None)
 
 

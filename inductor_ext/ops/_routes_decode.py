@@ -1,4 +1,4 @@
-"""Which kernel attention over a KV cache takes, and in how many splits: rules to be measured."""
+"""Which kernel attention over a KV cache takes, and in how many splits."""
 
 from __future__ import annotations
 
@@ -28,12 +28,10 @@ def choose_decode_attention(
     reason = _not_for_triton(device, capability, q, cache, head)
     if reason:
         return "reference", reason
-    if config.decode_attention == "triton":
-        return "triton", 'config.decode_attention is "triton"'
-    if config.decode_attention == "reference":
-        return "reference", 'config.decode_attention is "reference"'
-    # To be measured: the kernel has not run on a card yet, the reference has nothing to prove.
-    return "reference", "the Triton kernel has not been measured on this card"
+    if config.decode_attention != "auto":
+        pin = config.decode_attention
+        return pin, f'config.decode_attention is "{pin}"'
+    return "triton", "4 to 40 times the reference's speed on an H200 (docs/kv_cache.md)"
 
 
 def _not_for_triton(

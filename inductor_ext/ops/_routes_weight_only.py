@@ -1,13 +1,13 @@
 """Which code multiplies by quantized weights on CUDA, and why: plain data and sizes.
 
-"kernel" is ``kernels/cuda/weights.cuh``'s, for few rows of x; "triton" a Triton kernel with the
-dequantization in its loop; "dequantize" writes the weight out in the dtype of x and calls cuBLAS.
+"kernel" is ``kernels/cuda/weights.cuh``'s, for few rows of x: on an H200 faster than the other at
+every size and format measured (docs/weight_only.md).  "dequantize" writes the weight out in the
+dtype of x and calls cuBLAS.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
@@ -16,8 +16,6 @@ from .. import config
 
 MOST_ROWS = 16
 """Rows of x that the CUDA kernel takes."""
-ROWS_OF_DEFAULT = 0
-"""Rows of x up to which the CUDA kernel is the default.  To be measured on a card; 16 is hoped."""
 
 
 class Call(NamedTuple):
@@ -53,8 +51,6 @@ def choose_weight_only(call: Call) -> tuple[str, str]:
                 + why_not
             )
         return pin, "pinned by config.weight_only"
-    if call.rows > ROWS_OF_DEFAULT:
-        return "dequantize", "the default until the other routes are measured on a card"
     if _kernel_cannot(call):
         return "dequantize", _kernel_cannot(call)
     return "kernel", f"{call.rows} rows of x: each byte of the weight is read once"
@@ -81,14 +77,7 @@ def _kernel_cannot(call: Call) -> str:
     return ""
 
 
-def _triton_cannot(call: Call) -> str:
-    if _no_product(call):
-        return _no_product(call)
-    return "" if find_spec("triton") else "triton is not installed"
-
-
 _PINNED_CANNOT: dict[str, Callable[[Call], str]] = {
     "kernel": _kernel_cannot,
-    "triton": _triton_cannot,
     "dequantize": lambda call: "",
 }

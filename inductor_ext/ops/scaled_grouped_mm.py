@@ -159,8 +159,16 @@ def _choose(
         (offsets.shape[0], b.shape[-2], a.shape[1]),
         blocks=blocks,
         split_k=b.dim() == 2,
+        rows=a.shape[0],
         pin=config.grouped_gemm,
     )
+
+
+def _told(a: Tensor, b: Tensor, offsets: Tensor, dtype: torch.dtype, blocks: bool) -> str:
+    """Return the route and why, for records; comparing an unknown size would be a guard."""
+    if not all(isinstance(size, int) for size in (*a.shape, *b.shape, *offsets.shape)):
+        return "decided when it runs, by the sizes"
+    return ": ".join(_choose(a, b, offsets, dtype, blocks))
 
 
 def _why(
@@ -172,13 +180,13 @@ def _why(
     dtype: torch.dtype,
     fast_accum: bool = False,
 ) -> str:
-    return ": ".join(_choose(a, b, offsets, dtype, blocks=False))
+    return _told(a, b, offsets, dtype, blocks=False)
 
 
 def _why_block(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, offsets: Tensor, dtype: torch.dtype
 ) -> str:
-    return ": ".join(_choose(a, b, offsets, dtype, blocks=True))
+    return _told(a, b, offsets, dtype, blocks=True)
 
 
 @torch.no_grad()  # as a compiled kernel: the op has no gradient rule

@@ -166,10 +166,7 @@ def _cuda(family: Family, x: Tensor, *rest: Any) -> Tensor:
     # what the kernels read is contiguous and on 16 bytes
     matrix, codes = _laid_out(x.reshape(-1, x.shape[-1])), _laid_out(weight[0])
     scale, packed, last, added = (None if t is None else _laid_out(t) for t in (*tensors, bias))
-    if route == "triton":
-        from inductor_ext.kernels.triton.weight_only import multiply
-    else:
-        multiply = getattr(_ops, DECODE)
+    multiply = getattr(_ops, DECODE)
     result: Tensor = multiply(matrix, codes, added, kind, scale, packed, last, group, rows)
     return result.reshape(*x.shape[:-1], codes.shape[0])
 

@@ -29,10 +29,11 @@ Tile = tuple[int, int, int, int]
 TILES: dict[int, tuple[Tile, Tile]] = {
     # head dimension, padded to a power of two: queries, keys, warps and stages; the second where a
     # window, packed sequences, scales of blocks or masks of columns take more registers.  Chosen
-    # so that nothing, or next to nothing, is spilled on sm_90; to be measured.
+    # so that nothing, or next to nothing, is spilled on sm_90.  128: 0.84 ms on an H200 (8192
+    # tokens, 32 heads, causal), 128 queries and 8 warps 0.89, 64 keys 0.93 and more.
     32: ((128, 128, 4, 3), (128, 128, 4, 3)),
     64: ((128, 128, 8, 3), (128, 128, 8, 3)),
-    128: ((128, 128, 8, 3), (128, 64, 8, 4)),
+    128: ((64, 128, 4, 3), (128, 64, 8, 4)),
     256: ((128, 64, 8, 2), (128, 32, 8, 3)),
 }
 LEAST = 32
