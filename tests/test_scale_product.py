@@ -73,6 +73,17 @@ def test_passes_round_each_step(kind: torch.dtype) -> None:
         require_equal("finish", f"{args}", out, torch.from_numpy(want).to(dtype), nan_equal=True)
 
 
+def check_kernel(
+    size: tuple[int, int], kind: torch.dtype, dtype: torch.dtype, how: int, device: str
+) -> None:
+    """Require the bits of the passes."""
+    args = arguments(size, kind, dtype, how, device)
+    want = torch.empty_like(args[0])
+    _scale_product.finish(*args)
+    _scale_product.finish_in_passes(want, *args[1:])
+    require_equal("finish", f"{size}, {how}", args[0], want, nan_equal=True)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", [torch.int32, torch.float32], ids=str)
@@ -80,11 +91,7 @@ def test_kernel_gives_the_passes_bits(kind: torch.dtype, dtype: torch.dtype) -> 
     assert has_cuda_kernel(_scale_product.NAME)
     for number, size in enumerate(SIZES):
         for how in range(number % 4, 128, 4 if size[1] > 1000 else 1):
-            args = arguments(size, kind, dtype, how, "cuda")
-            want = torch.empty_like(args[0])
-            _scale_product.finish(*args)
-            _scale_product.finish_in_passes(want, *args[1:])
-            require_equal("finish", f"{size}, {how}", args[0], want, nan_equal=True)
+            check_kernel(size, kind, dtype, how, "cuda")
 
 
 @pytest.mark.gpu

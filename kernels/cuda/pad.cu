@@ -20,15 +20,23 @@ struct PadArgs {
 };
 
 // Bytes [at, at + 16) of a row that lies byte by byte, zeros behind `cols`. Memory is read in
-// aligned words, of which each holds a byte of the row.
+// aligned words; of one that reaches beyond the row, byte by byte.
 __device__ __forceinline__ uint4 packed_bytes(const uint8_t* row, int64_t at, int64_t cols) {
   const int count = cols - at < kBytes ? static_cast<int>(cols - at) : kBytes;  // at least 1
   const auto address = reinterpret_cast<uintptr_t>(row + at);
   const int skipped = static_cast<int>(address % 4);
   const auto* words = reinterpret_cast<const uint32_t*>(address - skipped);
-  uint32_t in[5], out[4];
+  const int64_t left = skipped + cols - at;  // bytes of the row from the first word on
+  uint32_t in[5]{}, out[4];
 #pragma unroll
-  for (int i = 0; i < 5; ++i) in[i] = 4 * i < skipped + count ? __ldg(words + i) : 0;
+  for (int i = 0; i < 5; ++i) {
+    if (4 * i + 4 <= left) {
+      in[i] = __ldg(words + i);
+    } else {
+      const auto* bytes = reinterpret_cast<const uint8_t*>(words + i);
+      for (int j = 0; j < left - 4 * i; ++j) in[i] |= static_cast<uint32_t>(bytes[j]) << (8 * j);
+    }
+  }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int mine = count - 4 * i;
