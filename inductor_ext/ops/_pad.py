@@ -12,6 +12,9 @@ from ._library import LIBRARY, has_cuda_kernel
 
 NAME = "_pad"
 LIBRARY.define(f"{NAME}(Tensor matrix, int rows, int columns) -> Tensor")
+torch.library.register_fake(
+    f"inductor_ext::{NAME}", lambda x, rows, columns: x.new_empty((rows, columns)), lib=LIBRARY
+)
 _OP = torch.ops.inductor_ext._pad.default
 
 

@@ -15,6 +15,7 @@ LIBRARY.define(
     f"{NAME}(Tensor(a!) out, Tensor product, Tensor scale_a, Tensor scale_b, Tensor? bias, "
     "float unit) -> ()"
 )
+torch.library.register_fake(f"inductor_ext::{NAME}", lambda *args: None, lib=LIBRARY)
 _OP = torch.ops.inductor_ext._scale_product_.default
 
 
