@@ -1,4 +1,4 @@
-"""A matrix as a larger one: PyTorch's passes against numpy, and the kernel against the passes."""
+"""Matrices as larger ones: PyTorch's passes against numpy, and the kernel against the passes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def bits(t: Tensor) -> Tensor:
 def test_passes() -> None:
     for matrix in views("cpu"):
         for rows, columns in sizes_of(matrix):
-            made = _pad.padded(matrix, rows, columns)
+            (made,) = _pad.padded(_pad.Wanted(matrix, rows, columns))
             behind = [(0, rows - matrix.shape[0]), (0, columns - matrix.shape[1])]
             want = np.pad(bits(matrix).numpy(), behind)
             assert made.dtype == matrix.dtype
@@ -57,28 +57,34 @@ def test_passes() -> None:
             np.testing.assert_array_equal(bits(made).numpy(), want)
 
 
-def check_kernel(matrix: Tensor) -> None:
+def check_kernel(*matrices: Tensor) -> None:
     """Require what the passes give."""
-    for rows, columns in sizes_of(matrix):
-        made = _pad.padded(matrix, rows, columns)
-        want = _pad.padded_in_passes(matrix, rows, columns)
-        assert made.dtype == want.dtype
-        assert made.stride() == want.stride()
-        assert torch.equal(bits(made), bits(want)), (matrix.dtype, matrix.shape)
+    for both in zip(*map(sizes_of, matrices), strict=True):
+        wanted = [_pad.Wanted(x, *size) for x, size in zip(matrices, both, strict=True)]
+        for made, each in zip(_pad.padded(*wanted), wanted, strict=True):
+            want = _pad.padded_in_passes(each)
+            assert made.dtype == want.dtype
+            assert made.stride() == want.stride()
+            assert torch.equal(bits(made), bits(want)), each
 
 
 @pytest.mark.gpu
 def test_kernel() -> None:
     assert has_cuda_kernel(_pad.NAME)
-    for matrix in views("cuda"):
+    every = list(views("cuda"))
+    for matrix in every:
         check_kernel(matrix)
+    for count in (2, 3, 4):  # at a time, of any dtypes, empty ones among them
+        for start in range(0, len(every) - 60, 7):
+            check_kernel(*every[start : start + 20 * count : 20])
 
 
 @pytest.mark.gpu
 def test_kernel_of_a_large_matrix() -> None:
     """Offsets beyond 2^31."""
     large = torch.randint(0, 256, (40000, 65537), dtype=torch.uint8, device="cuda")
-    made = _pad.padded(large, 40001, 65552)
+    small, made = _pad.padded(_pad.Wanted(large[:1], 1, 65552), _pad.Wanted(large, 40001, 65552))
+    assert torch.equal(small, made[:1])
     assert torch.equal(made[:40000, :65537], large)
     assert not made[40000].any()
     assert not made[:, 65537:].any()
@@ -87,12 +93,15 @@ def test_kernel_of_a_large_matrix() -> None:
 @pytest.mark.gpu
 def test_kernel_refuses() -> None:
     x = torch.zeros(4, 8, device="cuda")
-    for args, words in (
-        ((x[0], 4, 8), "`matrix` must have 2 dimensions"),
-        ((x.double(), 4, 8), "`matrix` must be float32"),
-        ((x, 3, 8), "`rows` must be at least 4"),
-        ((x, 4, 4), "`columns` must be at least 8"),
-        ((x, 4, 9), "fill 16 bytes"),
+    for matrices, rows, columns, words in (
+        ([x[0]], [4], [8], "`matrices` must have 2 dimensions"),
+        ([x.double()], [4], [8], "`matrices` must be float32"),
+        ([x], [3], [8], "`rows` must be at least 4"),
+        ([x], [4], [4], "`columns` must be at least 8"),
+        ([x], [4], [9], "fill 16 bytes"),
+        ([x, x.cpu()], [4, 4], [8, 8], "on one device"),
+        ([x, x], [4], [8], "must have a number for each"),
+        ([x] * 5, [4] * 5, [8] * 5, "`matrices` must be 1 to 4"),
     ):
         with pytest.raises(RuntimeError, match=words):
-            torch.ops.inductor_ext._pad(*args)
+            torch.ops.inductor_ext._pad(matrices, rows, columns)

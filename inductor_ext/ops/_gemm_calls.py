@@ -12,20 +12,37 @@ from torch import Tensor
 
 from inductor_ext.decompositions.blocks import round_up
 
-from ._pad import padded
+from ._pad import Wanted, padded
 
 ALIGNMENT = 16
 """Bytes of a row, and of the address, that cuBLASLt's FP8 kernels load at once."""
 
 
-def row_major(matrix: Tensor, rows: int, columns: int) -> Tensor:
-    """Return a matrix contiguous, aligned and padded with zeros to (rows, columns).
+def prepared(*wanted: Wanted) -> list[Tensor]:
+    """Return up to four matrices of the sizes wanted, as :func:`row_major` does.
+
+    Those that are smaller get zeros behind them, all in one kernel.
+    """
+    small = [each for each in wanted if each.grows]
+    if not small:
+        return [row_major(each.matrix) for each in wanted]
+    grown = iter(padded(*small))
+    return [next(grown) if each.grows else row_major(each.matrix) for each in wanted]
+
+
+def is_prepared(wanted: Wanted) -> bool:
+    """Return whether :func:`prepared` has nothing to do."""
+    matrix = wanted.matrix
+    return not wanted.grows and is_aligned(matrix) and matrix.stride() == (wanted.columns, 1)
+
+
+def row_major(matrix: Tensor) -> Tensor:
+    """Return a matrix contiguous and aligned.
 
     Its stride is (columns, 1) also where a dimension is 1, which "contiguous" leaves open.
     """
-    if matrix.shape != (rows, columns):
-        return padded(matrix, rows, columns)
     matrix = aligned(matrix)
+    rows, columns = matrix.shape
     if matrix.stride() == (columns, 1):
         return matrix
     return matrix.as_strided((rows, columns), (columns, 1))
@@ -43,14 +60,9 @@ def is_aligned(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and place == 0
 
 
-def for_each(scale: Tensor, count: int, room: int) -> Tensor:
-    """Return ``count`` scales, 1-D and contiguous, followed by zeros up to ``room``."""
-    flat = scale.reshape(-1)
-    if flat.shape[0] != count:
-        flat = flat.expand(count)
-    if room != count:
-        return padded(flat[None], 1, room)[0]
-    return aligned(flat)
+def for_each(scale: Tensor, count: int) -> Tensor:
+    """Return one scale for all, or ``count`` scales, as a row: (1, count)."""
+    return scale.reshape(1, -1).expand(1, count)
 
 
 def add_bias(out: Tensor, product: Tensor, bias: Tensor | None) -> None:

@@ -19,15 +19,14 @@ from ._blocks import ceil_div, round_up
 from ._gemm import Direct, Gemm, check_block_scale, check_operands, check_result
 from ._gemm_calls import (
     add_bias,
-    aligned,
-    is_aligned,
+    is_prepared,
     padded_out,
+    prepared,
     round_sizes,
-    row_major,
     scaled_mm_v2,
     wide_mm,
 )
-from ._pad import padded
+from ._pad import Wanted
 from ._routes_gemm import BLOCK_OF_LIBRARY, route
 
 MULTIPLES = (4, 16, 128)
@@ -82,33 +81,21 @@ def _choose(
     return route("fp8_block", a, block, e5m2=torch.float8_e5m2 in (a.dtype, b.dtype))
 
 
-def vector_scales(scale: Tensor, room: int) -> Tensor:
-    """Return 1 x 128 scales (rows, nK) as (room, nK), column-major, zeros below."""
-    rows, blocks = scale.shape
-    if rows == room:
-        return aligned(scale.t()).as_strided((rows, blocks), (1, rows))
-    return padded(scale.t(), blocks, room).t()
-
-
-def square_scales(scale: Tensor, blocks: int) -> Tensor:
-    """Return 128 x 128 scales (n, nK or padded) as (L, n), L = round_up(nK, 4), strides (1, L)."""
-    rows, length = scale.shape[0], round_up(blocks, 4)
-    if scale.shape[1] != length:
-        return padded(scale, rows, length).as_strided((length, rows), (1, length))
-    return aligned(scale).as_strided((length, rows), (1, length))
-
-
 def spread_rows(scale: Tensor, blocks: int, rows: int) -> Tensor:
     """Return 128 x 128 scales as the 1 x 128 scales of every row: (rows, nK)."""
     scale = scale[:, :blocks].unsqueeze(1).expand(-1, BLOCK_OF_LIBRARY, -1)
     return scale.reshape(-1, blocks)[:rows]
 
 
-def _laid_out(scale: Tensor, square: bool, blocks: int, room: int) -> tuple[Tensor, int]:
-    """Return scales as cuBLASLt takes them, and the name of their kind."""
+def laid_out(scale: Tensor, square: bool, blocks: int, rows: int) -> Wanted:
+    """Return scales as cuBLASLt takes them, transposed.
+
+    1 x 128: (rows, nK) column-major, zeros below.  128 x 128: (n, nK or padded) as (L, n), where
+    L = round_up(nK, 4), strides (1, L).
+    """
     if square:
-        return square_scales(scale, blocks), SQUARE
-    return vector_scales(scale, room), VECTOR
+        return Wanted(scale, scale.shape[0], round_up(blocks, 4))
+    return Wanted(scale.t(), blocks, rows)
 
 
 def _library(
@@ -130,12 +117,16 @@ def _library(
     blocks = ceil_div(k, BLOCK_OF_LIBRARY)
     if square_a and square_b:  # cuBLASLt takes one square operand
         scale_a, square_a = spread_rows(scale_a, blocks, m), False
-    scale_a, recipe_a = _laid_out(scale_a, square_a, blocks, m4)
-    scale_b, recipe_b = _laid_out(scale_b, square_b, blocks, n16)
     inside = bias is None and dtype in OUTPUTS
     product = padded_out(out, m4, n16, dtype if inside else torch.float32)
-    a, b = row_major(a, m4, k128), row_major(b, n16, k128)
-    scaled_mm_v2(product, a, b, [scale_a], [recipe_a], [scale_b], [recipe_b], [], None)
+    a, b, scale_a, scale_b = prepared(
+        Wanted(a, m4, k128),
+        Wanted(b, n16, k128),
+        laid_out(scale_a, square_a, blocks, m4),
+        laid_out(scale_b, square_b, blocks, n16),
+    )
+    recipes = [[SQUARE if square else VECTOR] for square in (square_a, square_b)]
+    scaled_mm_v2(product, a, b, [scale_a.t()], recipes[0], [scale_b.t()], recipes[1], [], None)
     if product is not out or bias is not None:
         add_bias(out, product, bias)
 
@@ -158,14 +149,13 @@ def _direct(
         return None
     if bias is not None or dtype not in OUTPUTS:
         return None
-    if any(not is_aligned(codes) or codes.stride() != (k, 1) for codes in (a, b)):
-        return None
-    for scale, square, rows in ((scale_a, square_a, m), (scale_b, square_b, n)):
-        wanted, _ = _laid_out(scale, square, k // BLOCK_OF_LIBRARY, rows)
-        mine = scale.t() if square else scale
-        if wanted.data_ptr() != mine.data_ptr() or wanted.stride() != mine.stride():
-            return None
-    return _call
+    wanted = (
+        Wanted(a, m, k),
+        Wanted(b, n, k),
+        laid_out(scale_a, square_a, k // BLOCK_OF_LIBRARY, m),
+        laid_out(scale_b, square_b, k // BLOCK_OF_LIBRARY, n),
+    )
+    return _call if all(map(is_prepared, wanted)) else None
 
 
 def _call(

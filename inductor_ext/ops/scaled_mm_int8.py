@@ -17,7 +17,8 @@ from inductor_ext.decompositions import scaled_mm as reference
 from ..validation import check_dtype
 from ._blocks import ceil_div, round_up
 from ._gemm import Direct, Gemm, check_operands, check_result
-from ._gemm_calls import int_mm, is_aligned, row_major, unscaled_mm, wide_mm
+from ._gemm_calls import int_mm, is_prepared, prepared, unscaled_mm, wide_mm
+from ._pad import Wanted
 from ._routes_gemm import route
 from ._scale_product import finish
 
@@ -88,7 +89,7 @@ def _library(
 ) -> None:
     (m, n), k = out.shape, a.shape[1]
     rows, n16, k16 = max(m, LEAST_ROWS), round_up(n, MULTIPLE), round_up(k, MULTIPLE)
-    a, b = row_major(a, rows, k16), row_major(b, n16, k16)
+    a, b = prepared(Wanted(a, rows, k16), Wanted(b, n16, k16))
     if k16 <= LONGEST:
         product = int_mm(a, b)
     else:  # int32 could overflow: sum parts in float64, which holds them all
@@ -108,7 +109,7 @@ def _direct(a: Tensor, b: Tensor, *args: Any) -> Direct | None:
     """Return what calls the library alone where it takes the codes as they are."""
     (m, k), n = a.shape, b.shape[0]
     fits = m >= LEAST_ROWS and n % MULTIPLE == k % MULTIPLE == 0 and k <= LONGEST
-    ready = all(is_aligned(codes) and codes.stride() == (k, 1) for codes in (a, b))
+    ready = is_prepared(Wanted(a, m, k)) and is_prepared(Wanted(b, n, k))
     return _call if fits and ready else None
 
 

@@ -18,13 +18,13 @@ from ..validation import check_dtype
 from ._gemm import Gemm, check_block_scale, check_operands, check_result
 from ._gemm_calls import (
     add_bias,
-    for_each,
     padded_out,
+    prepared,
     round_sizes,
-    row_major,
     scaled_mm_v2,
     unscaled_mm,
 )
+from ._pad import Wanted
 from ._routes_gemm import route
 from ._scale_product import finish
 from .scaled_mm_mxfp8 import tiled_scales
@@ -108,12 +108,18 @@ def _library(
     m, n = out.shape
     _, n16, k16 = round_sizes((m, n, a.shape[1]), MULTIPLES)
     fp4 = torch.float4_e2m1fn_x2
-    codes = row_major(a, m, k16).view(fp4), row_major(b, n16, k16).view(fp4)
+    inside = bias is not None and dtype != torch.float32  # cuBLASLt adds no fp32 bias
+    whole = amax_a.numel() == amax_b.numel() == 1
+    wanted = [Wanted(a, m, k16), Wanted(b, n16, k16)]
+    if bias is not None and inside and whole:
+        wanted.append(Wanted(bias[None], 1, n16))
+    a, b, *added = prepared(*wanted)
+    codes = a.view(fp4), b.view(fp4)
     scales = [
         [tiled_scales(scale_a, m, BLOCK, square_a, layout_a)],
         [tiled_scales(scale_b, n, BLOCK, square_b, layout_b)],
     ]
-    if amax_a.numel() != 1 or amax_b.numel() != 1:  # cuBLASLt has one factor for everything
+    if not whole:  # cuBLASLt has one factor for everything
         product = out.new_empty((m, n16), dtype=torch.float32)
         scaled_mm_v2(product, *codes, scales[0], [VECTOR], scales[1], [VECTOR], [TILED], None)
         finish(out, product, amax_a, _columns(amax_b), bias, UNIT)
@@ -121,10 +127,9 @@ def _library(
     for scale, amax in zip(scales, (amax_a, amax_b), strict=True):
         scale.append(amax.reshape(()) * UNIT)
     recipe, swizzle = [VECTOR, WHOLE], [TILED, 0]
-    inside = bias is not None and dtype != torch.float32  # cuBLASLt adds no fp32 bias
     product = padded_out(out, m, n16, dtype)
-    added = for_each(bias, n, n16) if bias is not None and inside else None
-    scaled_mm_v2(product, *codes, scales[0], recipe, scales[1], recipe, swizzle, added)
+    inner = added[0][0] if added else None
+    scaled_mm_v2(product, *codes, scales[0], recipe, scales[1], recipe, swizzle, inner)
     if product is not out or (bias is not None and not inside):
         add_bias(out, product, None if inside else bias)
 
