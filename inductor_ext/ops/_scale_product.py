@@ -34,7 +34,7 @@ def finish(
     Args:
         out: (M, N), contiguous.
         product: (>= M, >= N) fp32 or int32, padding included.
-        scale_a: one element or (M, 1). scale_b: one element or (1, N).
+        scale_a, scale_b: one element, or one for each row and column, (n, 1) or (1, n).
     """
     if out.is_cuda and has_cuda_kernel(NAME):
         _OP(out, product, scale_a, scale_b, bias, unit)
@@ -51,7 +51,7 @@ def finish_in_passes(
     unit: float = 1.0,
 ) -> None:
     """Do what :func:`finish` says with PyTorch's elementwise kernels: the same bits."""
-    scale_a, scale_b = _factor(scale_a, unit), _factor(scale_b, unit)
+    scale_a, scale_b = _factor(scale_a, unit, (-1, 1)), _factor(scale_b, unit, (1, -1))
     scaled = product[: out.shape[0], : out.shape[1]] * scale_a
     if bias is None:
         torch.mul(scaled, scale_b, out=out)
@@ -59,6 +59,6 @@ def finish_in_passes(
         torch.add(scaled.mul_(scale_b), bias, out=out)
 
 
-def _factor(scale: Tensor, unit: float) -> Tensor:
-    scale = scale.reshape(()) if scale.numel() == 1 else scale
+def _factor(scale: Tensor, unit: float, shape: tuple[int, int]) -> Tensor:
+    scale = scale.reshape(() if scale.numel() == 1 else shape)
     return scale if unit == 1.0 else scale * unit

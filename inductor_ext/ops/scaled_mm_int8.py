@@ -98,11 +98,7 @@ def _library(
             part = slice(start, min(start + LONGEST, k16))
             product += int_mm(a[:, part].contiguous(), b[:, part].contiguous())
         product = product.float()
-    finish(out, product, scale_a, _columns(scale_b), bias)
-
-
-def _columns(scale: Tensor) -> Tensor:
-    return scale if scale.numel() == 1 else scale.t()
+    finish(out, product, scale_a, scale_b, bias)
 
 
 def _direct(a: Tensor, b: Tensor, *args: Any) -> Direct | None:
@@ -126,7 +122,7 @@ def _call(
     product = int_mm(a, b)
     if out is None:
         out = a.new_empty(product.shape, dtype=dtype)
-    finish(out, product, scale_a, _columns(scale_b), bias)
+    finish(out, product, scale_a, scale_b, bias)
     return out
 
 
@@ -147,7 +143,7 @@ def _dequantize(
     """
     if not group_a and not group_b:
         product = unscaled_mm(a.to(torch.bfloat16), b.to(torch.bfloat16))
-        finish(out, product, scale_a, _columns(scale_b), bias)
+        finish(out, product, scale_a, scale_b, bias)
         return
     wide = torch.float32 if dtype == torch.float32 else torch.bfloat16
     dequantize = torch.ops.inductor_ext.dequantize_int8.default

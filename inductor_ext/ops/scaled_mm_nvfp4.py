@@ -122,7 +122,7 @@ def _library(
     if not whole:  # cuBLASLt has one factor for everything
         product = out.new_empty((m, n16), dtype=torch.float32)
         scaled_mm_v2(product, *codes, scales[0], [VECTOR], scales[1], [VECTOR], [TILED], None)
-        finish(out, product, amax_a, _columns(amax_b), bias, UNIT)
+        finish(out, product, amax_a, amax_b, bias, UNIT)
         return
     for scale, amax in zip(scales, (amax_a, amax_b), strict=True):
         scale.append(amax.reshape(()) * UNIT)
@@ -132,10 +132,6 @@ def _library(
     scaled_mm_v2(product, *codes, scales[0], recipe, scales[1], recipe, swizzle, inner)
     if product is not out or (bias is not None and not inside):
         add_bias(out, product, None if inside else bias)
-
-
-def _columns(amax: Tensor) -> Tensor:
-    return amax if amax.numel() == 1 else amax.t()
 
 
 def _dequantize(
@@ -163,7 +159,7 @@ def _dequantize(
     wide = torch.bfloat16
     a = dequantize(a, scale_a, unit, BLOCK if square_a else 1, BLOCK, wide, layout_a)
     b = dequantize(b, scale_b, unit, BLOCK if square_b else 1, BLOCK, wide, layout_b)
-    finish(out, unscaled_mm(a, b), amax_a, _columns(amax_b), bias, UNIT)
+    finish(out, unscaled_mm(a, b), amax_a, amax_b, bias, UNIT)
 
 
 def _inputs(device: torch.device) -> Iterator[tuple[Any, ...]]:

@@ -114,17 +114,17 @@ void run(ScaleArgs a, Target target) {
   launch(scale_product<P, T, N, Unroll>, blocks, kThreads, target.stream, false, a);
 }
 
-// A scale of one element, or one a row (`dim` 0) or a column (1) of (rows, cols).
-Factors scale_arg(const Tensor& t, const char* name, const Tensor& out, int64_t dim) {
+// A scale of one element, or of each of `count` rows or columns, in either direction.
+Factors scale_arg(const Tensor& t, const char* name, const Tensor& out, int64_t count) {
   IXT_CHECK(dtype_code(t) == dtype_codes().f32, "`", name, "` must be float32, got ",
             dtype_name(dtype_code(t)));
   check_place(t, name, out, "out");
   if (t.numel() == 1) return {t.const_data_ptr(), 0};
-  const int64_t count = out.size(dim);
-  IXT_CHECK(t.dim() == 2 && t.size(dim) == count && t.size(1 - dim) == 1, "`", name,
-            "` must have one element or ", count, " along dimension ", dim, ", got ",
+  const int64_t along = t.dim() == 2 && t.size(0) == 1 ? 1 : 0;
+  IXT_CHECK(t.dim() == 2 && t.size(along) == count && t.size(1 - along) == 1, "`", name,
+            "` must have one element or the shape (", count, ", 1) or (1, ", count, "), got ",
             shape_text(t));
-  return {t.const_data_ptr(), t.strides()[dim]};
+  return {t.const_data_ptr(), t.strides()[along]};
 }
 
 Factors bias_arg(const std::optional<Tensor>& t, const Tensor& out) {
@@ -161,8 +161,8 @@ std::tuple<> scale_product_(const Tensor& out, const Tensor& product, const Tens
   a.product = product.const_data_ptr();
   a.stride = product.strides()[0];
   a.out = out.mutable_data_ptr();
-  a.a = scale_arg(scale_a, "scale_a", out, 0);
-  a.b = scale_arg(scale_b, "scale_b", out, 1);
+  a.a = scale_arg(scale_a, "scale_a", out, a.rows);
+  a.b = scale_arg(scale_b, "scale_b", out, a.cols);
   a.bias = bias_arg(bias, out);
   const int64_t element = element_size(dtype);
   const bool wide = is_wide(a.product, a.rows, a.stride, 4) && a.cols * element % 16 == 0 &&
