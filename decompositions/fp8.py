@@ -1,4 +1,4 @@
-"""FP8 (e4m3fn, e5m2) per tensor and per row: the arithmetic of every implementation, in ATen.
+"""FP8 (e4m3fn, e5m2) per tensor, row and head: the arithmetic of every implementation, in ATen.
 
 All arithmetic is fp32 with round to nearest even; divisions are correctly rounded; subnormals are
 kept.  Source of the formulas: docs/formats.md (they follow Transformer Engine's kernels).
@@ -60,6 +60,32 @@ def quantize_fp8_row(
     limit = torch.finfo(x.dtype).max
     scale = current_scale(amax_ignoring_nan(v, True), dtype, eps, pow2, limit)
     return saturate_cast(v * scale, dtype), torch.ones_like(scale) / scale
+
+
+def quantize_fp8_heads(
+    x: Tensor, dtype: torch.dtype, eps: float = 0.0, pow2: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Quantize each head (the last two dimensions) with the scale taken from its own amax.
+
+    Returns:
+        codes like ``x`` (B, H, S, D); scale_inv (B, H) float32.
+    """
+    codes, scale_inv = quantize_fp8_row(_rows_of_heads(x), dtype, eps, pow2)
+    return codes.view(x.shape), scale_inv.view(x.shape[:2])
+
+
+def quantize_fp8_heads_by_row(
+    x: Tensor, dtype: torch.dtype, eps: float = 0.0, pow2: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return what :func:`quantize_fp8_heads` does, by the op of rows."""
+    quantize = torch.ops.inductor_ext.quantize_fp8_row.default
+    codes, scale_inv = quantize(_rows_of_heads(x), dtype, eps, pow2)
+    return codes.view(x.shape), scale_inv.view(x.shape[:2])
+
+
+def _rows_of_heads(x: Tensor) -> Tensor:
+    batch, heads, tokens, dim = x.shape
+    return x.reshape(batch * heads, tokens * dim)
 
 
 def dequantize_fp8(codes: Tensor, scale_inv: Tensor, dtype: torch.dtype) -> Tensor:

@@ -175,13 +175,18 @@ def _quantize(x: Tensor, format: FP8) -> tuple[Tensor, Tensor]:
         raise ValueError(f"`q`, `k` and `v` must have 4 dimensions, (B, H, S, D), got {x.dim()}")
     if format.granularity == "tensor" or x.numel() == 0:
         whole = FP8(granularity="tensor", eps=format.eps, pow2=format.pow2)
+        by_token = x.transpose(1, 2)
+        if by_token.is_contiguous():  # as projections leave it: read as it lies, and left so
+            codes, scale = quantize(by_token, whole)[:2]
+            return codes.transpose(1, 2), scale.reshape(1)
         codes, scale = quantize(x, whole)[:2]
         return codes, scale.reshape(1)
+    if format.granularity == "row":
+        heads_of = _ops.quantize_fp8_heads.default
+        made: tuple[Tensor, Tensor] = call(heads_of, x, format.dtype, format.eps, format.pow2)
+        return made
     by_row = FP8(granularity="row", eps=format.eps, pow2=format.pow2)
     batch, heads, tokens, dim = x.shape
-    if format.granularity == "row":
-        codes, scale = quantize(x.reshape(batch * heads, tokens * dim), by_row)[:2]
-        return codes.view(x.shape), scale.view(batch, heads)
     blocks = -(-tokens // BLOCK)
     padded = torch.nn.functional.pad(x, (0, 0, 0, blocks * BLOCK - tokens))
     codes, scale = quantize(padded.reshape(batch * heads * blocks, BLOCK * dim), by_row)[:2]

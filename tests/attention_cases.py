@@ -104,3 +104,10 @@ def require_within(
     assert torch.equal(lse == -torch.inf, blind)
     error = (lse - want.lse)[~blind].abs() - 2.0**-22 * want.lse[~blind].abs()
     assert (error <= scores + exponential).all()
+
+
+def random_bytes(batch: int, heads: int, tokens: int, dim: int) -> Tensor:
+    """Return random bytes (B, H, S, D), in memory (B, S, H, D)."""
+    generator = torch.Generator().manual_seed(tokens)
+    made = torch.randint(0, 256, (batch, tokens, heads, dim), generator=generator)
+    return made.to(torch.uint8).transpose(1, 2)

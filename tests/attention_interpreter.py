@@ -19,15 +19,18 @@ Given = tuple[Any, ...]
 """q, k, v, their scales, offsets and offsets_k, scale, left, right, longest."""
 
 
-def run(cases: list[Given]) -> list[tuple[Tensor, Tensor]]:
-    """Return out (float32) and lse of each case."""
+def run(
+    cases: list[Given], values: list[Tensor]
+) -> tuple[list[tuple[Tensor, Tensor]], list[Tensor]]:
+    """Return out (float32) and lse of each case, and V's bytes with the padded tokens innermost."""
     with tempfile.TemporaryDirectory() as folder:
-        torch.save(cases, Path(folder, "cases.pt"))
+        torch.save((cases, values), Path(folder, "cases.pt"))
         command = [sys.executable, __file__, folder]
         environment = os.environ | {"TRITON_INTERPRET": "1"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-3000:]
-        results: list[tuple[Tensor, Tensor]] = torch.load(Path(folder, "results.pt"))
+        results: tuple[list[tuple[Tensor, Tensor]], list[Tensor]]
+        results = torch.load(Path(folder, "results.pt"))
         return results
 
 
@@ -60,17 +63,23 @@ def _main(folder: Path) -> None:
     from inductor_ext.kernels.triton import attention_fp8 as kernel
 
     _mend()
-    results = []
-    for q, k, v, *scales, offsets, scale, left, right, longest in torch.load(folder / "cases.pt"):
+    cases, values = torch.load(folder / "cases.pt")
+    results, turned = [], []
+    for v in values:
+        batch, heads, tokens, dim = v.shape
+        turned.append(torch.full((batch, heads, dim, -(-tokens // 16) * 16), 7, dtype=torch.uint8))
+        grid, given, constants = kernel.transposition(v, turned[-1])
+        kernel.tokens_inside_kernel[grid](*given, **constants)
+    for q, k, v, *scales, offsets, scale, left, right, longest in cases:
         batch, heads, tokens, dim = q.shape
         out = torch.full((batch, tokens, heads, dim), -7.0).transpose(1, 2)
         lse = torch.full((batch, heads, tokens), -7.0)
-        grid, values, constants = kernel.arguments(
+        grid, given, constants = kernel.arguments(
             q, k, v, scales, offsets, scale, left, right, longest, out, lse
         )
-        kernel.attention_fp8_kernel[grid](*values, **constants)
+        kernel.attention_fp8_kernel[grid](*given, **constants)
         results.append((out, lse))
-    torch.save(results, folder / "results.pt")
+    torch.save((results, turned), folder / "results.pt")
 
 
 if __name__ == "__main__":

@@ -215,6 +215,22 @@ def rows_of_everything(dtype: torch.dtype, columns: int = 129) -> Tensor:
     return torch.cat([values(kind, 5 * columns, dtype).view(5, columns) for kind in VALUES])
 
 
+def few_long_rows(device: str, dtype: torch.dtype) -> Iterator[tuple[Tensor, str]]:
+    """Rows too few to fill a GPU and too long for a block, of every kind: whole, ragged and apart.
+
+    The largest value of a row of normal ones is its last; on a CPU the shapes are fewer.
+    """
+    sizes = ((1, 3), (65537,)) if device == "cpu" else ((1, 3, 32), (65537, 1 << 20, 77816))
+    for columns in sizes[1]:
+        made = torch.stack([values(kind, columns, dtype) for kind in VALUES])
+        made[0, -1] = -100.0
+        for rows in sizes[0]:
+            for gap in (0, 3, 16):
+                room = torch.zeros(rows, columns + gap, dtype=dtype)
+                room[:, :columns] = made[torch.arange(rows) % len(made)]
+                yield room.to(device)[:, :columns], f"{rows} x {columns} of {columns + gap}"
+
+
 def scales(rng_seed: int = 0) -> list[Tensor]:
     """0-d float32 scales worth giving to the static op."""
     bits = [

@@ -26,9 +26,11 @@ def _rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat([-second, first], -1) * sin
 
 
-def _projections(heads: tuple[int, ...] = (8, 2, 2), grad: bool = False) -> list[Tensor]:
+def _projections(
+    heads: tuple[int, ...] = (8, 2, 2), grad: bool = False, tokens: int = 256
+) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
-    made = [torch.randn(1, 256, 64 * h, generator=generator).bfloat16() for h in heads]
+    made = [torch.randn(1, tokens, 64 * h, generator=generator).bfloat16() for h in heads]
     return [x.requires_grad_(grad) for x in made]
 
 
@@ -53,6 +55,33 @@ def test_quantization_fuses_into_rope() -> None:
     assert (
         "torch.bfloat16)" not in graph.source[graph.source.index("def call") :].split("return")[0]
     )
+
+
+def test_one_scale_leaves_the_order_of_memory() -> None:
+    """Projections are read as they lie, and their codes lie as they do."""
+
+    def chain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return ixt.attention(*map(_heads, (q, k, v)), causal=True, format=TENSOR)
+
+    with ixt.config.patch(enabled=True), torch.no_grad():
+        (graph,) = fake_gpu.capture(chain, tuple(_projections()), "sm_90")
+    call = graph.source[graph.source.index(ATTENTION_FP8 + "(") :]
+    codes = re.findall(r"\(1, (\d), 256, 64\), \((\d+), 64, (\d+), 1\)", call.split("\n")[0])
+    assert codes == [("8", "131072", "512"), ("2", "32768", "128"), ("2", "32768", "128")]
+
+
+def test_a_scale_a_head_copies_nothing() -> None:
+    """An amax of two steps and a quantization for each operand read the projections as they lie."""
+
+    def chain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return ixt.attention(*map(_heads, (q, k, v)), causal=True, format=ixt.FP8())
+
+    with ixt.config.patch(enabled=True, strict=True), torch.no_grad():
+        (graph,) = fake_gpu.capture(chain, tuple(_projections(tokens=4096)), "sm_90")
+    assert graph.externs == (ATTENTION_FP8,)
+    call = graph.source[graph.source.index("def call") :]
+    assert len(re.findall(r"triton_\w+\.run\(", call)) == 9
+    assert not re.findall(r"empty_strided_cuda\(.*torch\.bfloat16\)", call)
 
 
 def test_nothing_is_copied_around_bf16() -> None:

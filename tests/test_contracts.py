@@ -55,7 +55,7 @@ def test_batches_on_cpu(name: str) -> None:
 
 
 def test_every_op_of_the_families_is_here() -> None:
-    kinds = ("static", "tensor", "row", "column", "block")
+    kinds = ("static", "tensor", "row", "column", "heads", "block")
     expected = {f"quantize_fp8_{kind}" for kind in kinds}
     expected |= {f"quantize_fp8_{kind}_both" for kind in ("static", "tensor", "block")}
     expected |= {"dequantize_fp8", "dequantize_fp8_block"}

@@ -121,15 +121,6 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.bfloat16 if dtype == torch.float32 else dtype
 
 
-def _tokens_inside(v: Tensor) -> Tensor:
-    """Return ``v`` with tokens innermost in memory; a copy has rows at multiples of 16 bytes."""
-    if v.stride(2) == 1:
-        return v
-    batch, heads, tokens, dim = v.shape
-    rows = v.new_empty((batch, heads, dim, -(-tokens // 16) * 16))[..., :tokens]
-    return rows.copy_(v.mT).mT
-
-
 def _triton(
     call: Call,
     q: Tensor,
@@ -147,7 +138,7 @@ def _triton(
     if call.packed:
         packed = (offsets.contiguous(), (offsets if offsets_k is None else offsets_k).contiguous())
     q, k = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k))
-    v = _tokens_inside(v)
+    v = kernel.tokens_inside(v)
     longest = max_length if max_length > 0 else q.shape[2]
     kernel.launch(q, k, v, scales, packed, scale, left, right, longest, out, lse)
     return out, lse

@@ -1,4 +1,4 @@
-"""FP8 per tensor and per row: schemas, fakes and contracts.
+"""FP8 per tensor, row and head: schemas, fakes and contracts.
 
 Arithmetic: ``decompositions/fp8.py``; compiled form: ``lowerings/fp8.py``; kernels:
 ``kernels/cuda/fp8.cu`` and ``kernels/cpu/fp8.cpp``.
@@ -81,6 +81,15 @@ def _fake_row(
     return _codes(x, dtype), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
 
 
+def _fake_heads(
+    x: Tensor, dtype: torch.dtype, eps: float = 0.0, pow2: bool = False
+) -> tuple[Tensor, Tensor]:
+    check_current(x, dtype, eps, rowwise=False)
+    if x.dim() != 4:
+        raise ValueError(f"`x` must have 4 dimensions, (B, H, S, D), got {x.dim()}")
+    return _codes(x, dtype), x.new_empty(x.shape[:2], dtype=torch.float32)
+
+
 def _fake_dequantize(codes: Tensor, scale_inv: Tensor, dtype: torch.dtype) -> Tensor:
     check_dequantize(codes, scale_inv, dtype)
     return torch.empty(codes.shape, dtype=dtype, device=codes.device)
@@ -102,6 +111,13 @@ quantize_fp8_row = define(
     " -> (Tensor, Tensor)",
     fake=_fake_row,
     reference=reference.quantize_fp8_row,
+)
+quantize_fp8_heads = define(
+    "quantize_fp8_heads(Tensor x, ScalarType dtype, float eps=0., bool pow2=False)"
+    " -> (Tensor, Tensor)",
+    fake=_fake_heads,
+    reference=reference.quantize_fp8_heads_by_row,
+    compiled=False,
 )
 dequantize_fp8 = define(
     "dequantize_fp8(Tensor codes, Tensor scale_inv, ScalarType dtype) -> Tensor",
@@ -129,6 +145,13 @@ def _inputs(device: torch.device) -> Iterator[tuple[Tensor, torch.dtype]]:
             x = torch.randn(shape, generator=generator, device=device).to(dtype)
             for code in FP8_DTYPES:
                 yield x, code
+
+
+def _inputs_heads(device: torch.device) -> Iterator[tuple[Tensor, torch.dtype]]:
+    for number, (x, dtype) in enumerate(_inputs(device)):
+        heads = x.reshape(1, x.shape[0], -1, 11 if x.shape[-1] == 33 else 8)
+        expanded = heads[:, :1].expand(2, 3, -1, -1)
+        yield (heads, heads.transpose(1, 2), expanded)[number % 3], dtype
 
 
 def _inputs_static(device: torch.device) -> Iterator[tuple[Tensor, Tensor, torch.dtype]]:
@@ -170,6 +193,14 @@ register(
     supports=triton_casts_to_fp8,
     kernel_alone=kernel_unless_small,
     inputs=_inputs,
+)
+register(
+    quantize_fp8_heads,
+    reference=reference.quantize_fp8_heads,
+    decomposition="inductor_ext.decompositions.fp8:quantize_fp8_heads_by_row",
+    autograd=None,
+    supports=triton_casts_to_fp8,
+    inputs=_inputs_heads,
 )
 register(
     dequantize_fp8,

@@ -76,13 +76,19 @@ bool can_overlap(int device, Kernel* kernel) {
   return answer == 2;
 }
 
+struct Grid {
+  int64_t x;
+  int64_t y = 1;
+  Grid(int64_t x, int64_t y = 1) : x(x), y(y) {}  // NOLINT: a number is a grid of one row
+};
+
 // Launch and check. With `overlap`, the kernel may start before its predecessor in the stream
 // ends; it then calls pdl_wait() before touching what the predecessor wrote.
 template <typename... Params, typename... Args>
-void launch(void (*kernel)(Params...), int64_t blocks, int threads, cudaStream_t stream,
+void launch(void (*kernel)(Params...), Grid blocks, int threads, cudaStream_t stream,
             bool overlap, Args... args) {
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.gridDim = dim3(static_cast<unsigned>(blocks.x), static_cast<unsigned>(blocks.y));
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.stream = stream;
   cudaLaunchAttribute attribute{};

@@ -1,5 +1,6 @@
-// Quantize with one scale for the tensor, and dequantize: streams over contiguous memory.
-// `Format` is one of the FP8 formats, or Int8.
+// Quantize with one scale for the tensor, or a scale for each of a few long rows; and dequantize:
+// streams over contiguous memory. blockIdx.y is the row; a tensor is one. `Format` is one of the FP8
+// formats, or Int8.
 //
 // A block takes one tile and ends: on an H200, grids of many short blocks with the default cache
 // policy reach 96 to 99 % of a copy's bandwidth, where a grid that fills the GPU once and loops
@@ -16,6 +17,55 @@ constexpr int kThreads = 256;
 constexpr int kQuantizeUnroll = 4;  // vectors a thread: independent loads in flight
 constexpr int kDequantizeUnroll = 2;
 
+// Where the vectors of a row are, for a thread that takes one in kThreads: one after the other,
+struct Whole {
+  using Place = int64_t;
+  int64_t stride;
+
+  __device__ __forceinline__ int64_t start(unsigned row) const { return row * stride; }
+  __device__ __forceinline__ Place place(int64_t number) const { return number; }
+  __device__ __forceinline__ void advance(Place& place) const { place += kThreads; }
+  __device__ __forceinline__ int64_t vector(Place place) const { return place; }
+};
+
+// or in pieces, as QuantizeArgs describes them, counted in vectors. A thread divides once.
+struct InPieces {
+  struct Place {
+    uint32_t piece;
+    uint32_t within;
+  };
+  int64_t stride;
+  int64_t group_stride;
+  int64_t piece_stride;
+  uint32_t group;
+  uint32_t piece;
+  Place step;  // of kThreads vectors
+
+  InPieces(const QuantizeArgs& a, int vector)
+      : stride(a.stride), group_stride(a.pieces.group_stride),
+        piece_stride(a.pieces.stride / vector), group(static_cast<uint32_t>(a.pieces.group)),
+        piece(static_cast<uint32_t>(a.pieces.length / vector)),
+        step{kThreads / piece, kThreads % piece} {}
+
+  __device__ __forceinline__ int64_t start(unsigned row) const {
+    return row / group * group_stride + row % group * stride;
+  }
+  __device__ __forceinline__ Place place(int64_t number) const {
+    const uint32_t narrow = static_cast<uint32_t>(number);
+    return {narrow / piece, narrow % piece};
+  }
+  __device__ __forceinline__ void advance(Place& place) const {
+    place.piece += step.piece;
+    place.within += step.within;
+    if (place.within < piece) return;
+    place.within -= piece;
+    ++place.piece;
+  }
+  __device__ __forceinline__ int64_t vector(Place place) const {
+    return place.piece * piece_stride + place.within;
+  }
+};
+
 // The vectors of this thread: N elements each, `count` in the tensor, U a thread.
 template <typename T, int N, int U>
 struct Slice {
@@ -24,13 +74,17 @@ struct Slice {
   In data[U];
 
   // Missing vectors read as zeros, which change no amax.
-  __device__ __forceinline__ void load(const T* __restrict__ x, int64_t tile, int64_t count) {
+  template <typename Where = Whole>
+  __device__ __forceinline__ void load(const T* __restrict__ x, int64_t tile, int64_t count,
+                                       const Where& where = Where{}) {
     first = tile * (kThreads * U) + threadIdx.x;
-    const auto* source = reinterpret_cast<const In*>(x) + first;
+    const auto* source = reinterpret_cast<const In*>(x);
+    auto place = where.place(first);
 #pragma unroll
     for (int i = 0; i < U; ++i) {
       data[i] = In{};
-      if (first + i * kThreads < count) data[i] = __ldg(source + i * kThreads);
+      if (first + i * kThreads < count) data[i] = __ldg(source + where.vector(place));
+      where.advance(place);
     }
   }
 
@@ -50,7 +104,7 @@ struct Slice {
   }
 };
 
-// The elements behind the last whole vector belong to the first threads of block 0.
+// The elements behind the last whole vector belong to the first threads of a row's block 0.
 template <int N>
 __device__ __forceinline__ bool tail_element(int64_t n, int64_t* at) {
   *at = n / N * N + threadIdx.x;
@@ -80,8 +134,11 @@ __device__ __forceinline__ void raise_amax(float* amax, const Amax<T>& best) {
 template <typename T, typename Format, int N>
 __global__ void __launch_bounds__(kThreads)
     quantize_static(const T* __restrict__ x, uint8_t* __restrict__ q, const float* scale_ptr,
-                    float* scale_inv, float* amax, int64_t n) {
-  const float scale = *scale_ptr;
+                    float* scale_inv, float* amax, int64_t n, const __grid_constant__ Whole where) {
+  const int64_t row = blockIdx.y;
+  x += where.start(blockIdx.y);
+  q += row * n;
+  const float scale = scale_ptr[row];
   const int64_t vectors = n / N;
   Amax<T> best;
   Slice<T, N, kQuantizeUnroll> slice;
@@ -94,36 +151,42 @@ __global__ void __launch_bounds__(kThreads)
     add_raw(best, raw_at(x, at));
     q[at] = quantize<T, Format, 1>(raw_at(x, at), scale);
   }
-  if (blockIdx.x == 0 && threadIdx.x == 0) *scale_inv = stored_scale<Format>(scale);
-  raise_amax(amax, best);
+  if (blockIdx.x == 0 && threadIdx.x == 0) scale_inv[row] = stored_scale<Format>(scale);
+  raise_amax(amax + row, best);
 }
 
 // ------------------------------------------------------------------------------ current scale
 
-template <typename T, int N>
+template <typename T, int N, typename Where>
 __global__ void __launch_bounds__(kThreads)
-    amax_flat(const T* __restrict__ x, float* amax, int64_t n) {
+    amax_flat(const T* __restrict__ x, float* amax, int64_t n,
+              const __grid_constant__ Where where) {
   pdl_trigger();
+  x += where.start(blockIdx.y);
   Amax<T> best;
   Slice<T, N, kQuantizeUnroll> slice;
-  slice.load(x, blockIdx.x, n / N);
+  slice.load(x, blockIdx.x, n / N, where);
   slice.add_to(best);
   int64_t at;
   if (tail_element<N>(n, &at)) add_raw(best, raw_at(x, at));
-  raise_amax(amax, best);
+  raise_amax(amax + blockIdx.y, best);
 }
 
 // Walks backwards, since the end of x is what amax_flat left in the L2 cache.
-template <typename T, typename Format, int N>
+template <typename T, typename Format, int N, typename Where>
 __global__ void __launch_bounds__(kThreads)
     quantize_current(const T* __restrict__ x, uint8_t* __restrict__ q, const float* amax,
-                     float* scale_inv, int64_t n, ScaleRule rule) {
+                     float* scale_inv, int64_t n, const __grid_constant__ Where where,
+                     const __grid_constant__ ScaleRule rule) {
+  const unsigned row = gridDim.y - 1 - blockIdx.y;
+  x += where.start(row);
+  q += row * n;
   const int64_t vectors = n / N;
   Slice<T, N, kQuantizeUnroll> slice;
-  slice.load(x, gridDim.x - 1 - blockIdx.x, vectors);
+  slice.load(x, gridDim.x - 1 - blockIdx.x, vectors, where);
   pdl_wait();  // amax_flat has ended; its x needed no wait
-  const float scale = scale_from_amax<Format>(__ldcg(amax), rule);
-  if (blockIdx.x == 0 && threadIdx.x == 0) *scale_inv = stored_scale<Format>(scale);
+  const float scale = scale_from_amax<Format>(__ldcg(amax + row), rule);
+  if (blockIdx.x == 0 && threadIdx.x == 0) scale_inv[row] = stored_scale<Format>(scale);
   slice.store(reinterpret_cast<Raw<N>*>(q), vectors,
               [&](const auto& raw, int64_t) { return quantize<T, Format, N>(raw, scale); });
   int64_t at;
@@ -168,21 +231,21 @@ int64_t grid_for(int64_t vectors, int unroll) {
 template <typename T, typename Format, int N>
 void run_static(const QuantizeArgs& a, Target target) {
   auto* kernel = quantize_static<T, Format, N>;
-  launch_clear(a.amax, 1, target);
-  launch(kernel, grid_for(a.cols / N, kQuantizeUnroll), kThreads, target.stream,
-         can_overlap(target.device, kernel), static_cast<const T*>(a.x), a.q, a.scale, a.scale_inv,
-         a.amax, a.cols);
+  const Grid grid(grid_for(a.cols / N, kQuantizeUnroll), a.rows);
+  launch_clear(a.amax, a.rows, target);
+  launch(kernel, grid, kThreads, target.stream, can_overlap(target.device, kernel),
+         static_cast<const T*>(a.x), a.q, a.scale, a.scale_inv, a.amax, a.cols, Whole{a.stride});
 }
 
-template <typename T, typename Format, int N>
-void run_current(const QuantizeArgs& a, Target target) {
+template <typename T, typename Format, int N, typename Where>
+void run_current(const QuantizeArgs& a, const Where& where, Target target) {
   const T* x = static_cast<const T*>(a.x);
-  const int64_t grid = grid_for(a.cols / N, kQuantizeUnroll);
-  const bool overlap = can_overlap(target.device, &amax_flat<T, N>);
-  launch_clear(a.amax, 1, target);
-  launch(amax_flat<T, N>, grid, kThreads, target.stream, overlap, x, a.amax, a.cols);
-  launch(quantize_current<T, Format, N>, grid, kThreads, target.stream, overlap, x, a.q, a.amax,
-         a.scale_inv, a.cols, a.rule);
+  const Grid grid(grid_for(a.cols / N, kQuantizeUnroll), a.rows);
+  const bool overlap = can_overlap(target.device, &amax_flat<T, N, Where>);
+  launch_clear(a.amax, a.rows, target);
+  launch(amax_flat<T, N, Where>, grid, kThreads, target.stream, overlap, x, a.amax, a.cols, where);
+  launch(quantize_current<T, Format, N, Where>, grid, kThreads, target.stream, overlap, x, a.q,
+         a.amax, a.scale_inv, a.cols, where, a.rule);
 }
 
 template <typename T, typename Format, int N, bool Rows>

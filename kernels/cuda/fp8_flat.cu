@@ -1,4 +1,4 @@
-// FP8 quantize with one scale for the tensor, and dequantize.
+// FP8 quantize with one scale for the tensor or a few long rows, and dequantize.
 #include "flat.cuh"
 
 namespace ixt {
@@ -7,7 +7,7 @@ void launch_quantize_static(const QuantizeArgs& args, Float in, Fp8 out, Target 
   with_types<bf16, f16>(in, out, [&](auto t, auto format) {
     using T = decltype(t);
     using Format = decltype(format);
-    if (aligned16(args.x)) {
+    if (aligned_rows(args, kVector<T>)) {
       run_static<T, Format, kVector<T>>(args, target);
     } else {
       run_static<T, Format, 1>(args, target);
@@ -21,9 +21,9 @@ void launch_amax(const void* x, int64_t n, float* amax, Float in, Target target)
     using T = decltype(t);
     constexpr int N = kVector<T>;
     const bool wide = aligned16(x);
-    const auto kernel = wide ? amax_flat<T, N> : amax_flat<T, 1>;
+    const auto kernel = wide ? amax_flat<T, N, Whole> : amax_flat<T, 1, Whole>;
     launch(kernel, grid_for(wide ? n / N : n, kQuantizeUnroll), kThreads, target.stream,
-           can_overlap(target.device, kernel), static_cast<const T*>(x), amax, n);
+           can_overlap(target.device, kernel), static_cast<const T*>(x), amax, n, Whole{n});
   };
   if (in == Float::bf16) {
     run(bf16{});
@@ -38,10 +38,13 @@ void launch_quantize_current(const QuantizeArgs& args, Float in, Fp8 out, Target
   with_types<bf16, f16>(in, out, [&](auto t, auto format) {
     using T = decltype(t);
     using Format = decltype(format);
-    if (aligned16(args.x)) {
-      run_current<T, Format, kVector<T>>(args, target);
+    constexpr int N = kVector<T>;
+    if (args.pieces.length > 0) {
+      run_current<T, Format, N>(args, InPieces(args, N), target);
+    } else if (aligned_rows(args, N)) {
+      run_current<T, Format, N>(args, Whole{args.stride}, target);
     } else {
-      run_current<T, Format, 1>(args, target);
+      run_current<T, Format, 1>(args, Whole{args.stride}, target);
     }
   });
 }

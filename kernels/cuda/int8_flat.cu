@@ -1,17 +1,17 @@
-// INT8 quantize with one scale for the tensor, and dequantize.
+// INT8 quantize with one scale for the tensor or a few long rows, and dequantize.
 #include "flat.cuh"
 #include "int_device.cuh"
 #include "int_launch.h"
 
 namespace ixt {
 
-void launch_int8_tensor(const QuantizeArgs& args, Float in, Target target) {
+void launch_int8_current(const QuantizeArgs& args, Float in, Target target) {
   with_type<bf16, f16>(in, [&](auto t) {
     using T = decltype(t);
-    if (aligned16(args.x)) {
-      run_current<T, Int8, kVector<T>>(args, target);
+    if (aligned_rows(args, kVector<T>)) {
+      run_current<T, Int8, kVector<T>>(args, Whole{args.stride}, target);
     } else {
-      run_current<T, Int8, 1>(args, target);
+      run_current<T, Int8, 1>(args, Whole{args.stride}, target);
     }
   });
 }

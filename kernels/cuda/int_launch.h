@@ -19,8 +19,10 @@ struct GroupArgs {
 
 enum class Codes { int8, int4_symmetric, int4_asymmetric };
 
+// As launch_quantize_rows and launch_quantize_current.
 void launch_int8_rows(const QuantizeArgs& args, Float in, Target target);
-void launch_int8_tensor(const QuantizeArgs& args, Float in, Target target);
+void launch_int8_current(const QuantizeArgs& args, Float in, Target target);
+
 void launch_quantize_groups(const GroupArgs& args, Codes codes, Float in, Target target);
 
 // `cols` elements share a scale.

@@ -50,6 +50,17 @@ QuantizeArgs quantize_args(const Rows& x, const Output& q, const Output& scale) 
   return args;
 }
 
+void launch_int8(QuantizeArgs args, Float in, Place place) {
+  if (block_a_row(args, in, place.index)) {
+    launch_int8_rows(args, in, target_on(place));
+    return;
+  }
+  // Freed on return, which the allocator orders after the kernels of this stream.
+  const Output amax = empty(&args.rows, 1, dtype_codes().f32, place);
+  args.amax = amax.data<float>();
+  launch_int8_current(args, in, target_on(place));
+}
+
 Two quantize_int8_tensor(const Tensor& x_any) {
   const Float in = float_dtype(x_any, "x");
   const Place place = place_of(x_any);
@@ -57,15 +68,7 @@ Two quantize_int8_tensor(const Tensor& x_any) {
   const Tensor x = as_contiguous(x_any);
   Output q = empty_like(x, int_dtypes().i8, place);
   Output scale = empty(nullptr, 0, dtype_codes().f32, place);
-  QuantizeArgs args = quantize_args({x, 1, x.numel(), x.numel()}, q, scale);
-  if (fits_one_block(args, in)) {
-    launch_int8_rows(args, in, target_on(place));
-  } else {
-    // Freed on return, which the allocator orders after the kernels of this stream.
-    const Output amax = empty(nullptr, 0, dtype_codes().f32, place);
-    args.amax = amax.data<float>();
-    launch_int8_tensor(args, in, target_on(place));
-  }
+  launch_int8(quantize_args({x, 1, x.numel(), x.numel()}, q, scale), in, place);
   return {std::move(q), std::move(scale)};
 }
 
@@ -77,7 +80,7 @@ Two quantize_int8_row(const Tensor& x_any) {
   const Rows x = as_rows(x_any);
   Output q = empty_like(x_any, int_dtypes().i8, place);
   Output scale = empty_per_row(x_any, place);
-  launch_int8_rows(quantize_args(x, q, scale), in, target_on(place));
+  launch_int8(quantize_args(x, q, scale), in, place);
   return {std::move(q), std::move(scale)};
 }
 

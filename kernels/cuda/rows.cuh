@@ -191,7 +191,7 @@ void launch_rows(const QuantizeArgs& a, cudaStream_t stream) {
   constexpr int N = kVector<T>;
   const int64_t vectors = a.cols / N;
   const bool tail = a.cols % N != 0;
-  const bool aligned = aligned16(a.x) && (a.rows == 1 || (a.stride % N == 0 && !tail));
+  const bool aligned = aligned_rows(a, N);
   const int64_t grid = std::min(a.rows, kMaxGrid);
   if (!aligned) {
     const int threads = a.cols <= 1024 ? kWarp : kMidThreads;

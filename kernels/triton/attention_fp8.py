@@ -232,6 +232,47 @@ def launch(*given: Any) -> None:
         attention_fp8_kernel[grid](*values, **constants)
 
 
+@triton.jit
+def tokens_inside_kernel(  # type: ignore[no-untyped-def]
+    X, Y, tokens, room, x_b, x_h, x_s, y_b, y_h,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """Transpose a block of tokens of one head; zeros behind the last token."""
+    head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    s = tl.program_id(0) * BLOCK_S + tl.arange(0, BLOCK_S)
+    d = tl.arange(0, BLOCK_D)
+    x_at = X + batch * x_b + head * x_h + s[:, None].to(tl.int64) * x_s + d[None, :]
+    x = tl.load(x_at, mask=(s < tokens)[:, None] & (d < DIM)[None, :], other=0)
+    y_at = Y + batch * y_b + head * y_h + d[:, None].to(tl.int64) * room + s[None, :]
+    tl.store(y_at, tl.trans(x), mask=(d < DIM)[:, None] & (s < room)[None, :])
+
+
+def transposition(v: Tensor, out: Tensor) -> tuple[tuple[int, int, int], tuple[Any, ...], Any]:
+    """Return the grid, arguments and constants of a transposition; see :func:`tokens_inside`."""
+    batch, heads, tokens, dim = v.shape
+    padded = max(16, triton.next_power_of_2(dim))
+    block = max(16, 16384 // padded)
+    constants = {"DIM": dim, "BLOCK_D": padded, "BLOCK_S": block, "num_warps": 4}
+    given = v, out, tokens, out.shape[3], *v.stride()[:3], *out.stride()[:2]
+    return (triton.cdiv(out.shape[3], block), heads, batch), given, constants
+
+
+def tokens_inside(v: Tensor) -> Tensor:
+    """Return ``v`` (B, H, S, D) of bytes in memory as (B, H, D, S), its rows 16 bytes apart.
+
+    A copy by PyTorch takes 0.2 ms on an H200 for 8192 tokens and 32 heads of 128.
+    """
+    if v.stride(2) == 1:
+        return v
+    v = v if v.stride(3) == 1 else v.contiguous()
+    batch, heads, tokens, dim = v.shape
+    out = v.new_empty((batch, heads, dim, -(-tokens // 16) * 16))
+    grid, given, constants = transposition(v.view(torch.uint8), out.view(torch.uint8))
+    with torch.cuda.device(v.device):
+        tokens_inside_kernel[grid](*given, **constants)
+    return out[..., :tokens].mT
+
+
 def _by_block(scale: Tensor) -> bool:
     return bool(scale.dim() == 3 and scale.shape[2] > 1)
 
