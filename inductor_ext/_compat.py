@@ -85,6 +85,12 @@ SYMBOLS: dict[str, str] = {
     "cuda_env": "torch._inductor.codegen.cuda.cuda_env",
     "FakeTensor": "torch._subclasses.fake_tensor:FakeTensor",
     "ShapeEnv": "torch.fx.experimental.symbolic_shapes:ShapeEnv",
+    # Whether an eager call may leave the dispatcher out (_call.py).
+    "dispatch_modes": "torch._C:_len_torch_dispatch_stack",
+    "function_modes": "torch._C:_len_torch_function_stack",
+    "transform": "torch._C:_functorch.peek_interpreter_stack",
+    "profiler_runs": "torch._C:_autograd._profiler_enabled",
+    "jit_trace": "torch._C:_get_tracing_state",
     # The parity harness (inductor_ext.testing).
     "dispatch_has_kernel": "torch._C:_dispatch_has_kernel_for_dispatch_key",
     "FakeTensorMode": "torch._subclasses.fake_tensor:FakeTensorMode",

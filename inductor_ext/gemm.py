@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -50,13 +51,13 @@ def scaled_mm(
     """
     _guard_mode()
     op, operands, options = _product(a, b, format, format_b, fast_accum)
-    for name, tensor in (("bias", bias), ("out", out)):
-        if tensor is not None:
-            check_tensor(name, tensor)
+    if bias is not None:
+        check_tensor("bias", bias)
     if out is None:
         result: Tensor = call(op.default, *operands, bias, dtype, *options)
         # In an autograd.Function's forward Dynamo takes no sizes that are computed for nothing.
         return result if a[0].dim() == 2 else result.view(*a[0].shape[:-1], b[0].shape[0])
+    check_tensor("out", out)
     _check_out(out, a, b)
     call(op.out, *operands, bias, dtype, *options, out=_rows(out))
     return out
@@ -93,27 +94,39 @@ def _product(
     a: Any, b: Any, f: Any, g: Any, fast_accum: bool
 ) -> tuple[Any, tuple[Tensor, ...], tuple[Any, ...]]:
     """Return the op that multiplies these formats, its operands and its options."""
-    g = f if g is None else g
     _check_format(f)
-    _check_format(g, "format_b")
-    _check_pair(f, g)
+    if g is not None:
+        _check_format(g, "format_b")
+    # Dynamo traces what is kept from call to call otherwise
+    op, options = (_op_of if torch.compiler.is_compiling() else _known_op_of)(f, g)
     _check_operands(a, b)
     codes, scales = (_rows(a[0]), b[0]), (_rows(a[1]), _rows(b[1]))
-    if isinstance(f, FP8) and f.granularity in _WHOLE:
+    if op is _ops.scaled_mm:
         scale_b = scales[1] if scales[1].numel() == 1 else scales[1].t()
-        return _ops.scaled_mm, (codes[0], codes[1].t(), scales[0], scale_b), (fast_accum,)
+        return op, (codes[0], codes[1].t(), scales[0], scale_b), (fast_accum,)
+    if op is _ops.scaled_mm_nvfp4:
+        return op, (*codes, *scales, _amax("a", a), _amax("b", b)), options
+    return op, (*codes, *scales), options
+
+
+def _op_of(f: Any, g: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return the op that multiplies two formats, and what it is told of them."""
+    g = f if g is None else g
+    _check_pair(f, g)
+    if isinstance(f, FP8) and f.granularity in _WHOLE:
+        return _ops.scaled_mm, ()
     if isinstance(f, INT8):
         groups = tuple(each.group if each.granularity == "group" else 0 for each in (f, g))
-        return _ops.scaled_mm_int8, (*codes, *scales), groups
+        return _ops.scaled_mm_int8, groups
     layouts = f.layout, g.layout
     if isinstance(f, FP8):
         squares = f.granularity == "square", g.granularity == "square"
-        return _ops.scaled_mm_fp8_block, (*codes, *scales), (f.block, *squares, *layouts)
-    options = (f.square, g.square, *layouts)
-    if isinstance(f, MXFP8):
-        return _ops.scaled_mm_mxfp8, (*codes, *scales), options
-    amaxes = _amax("a", a), _amax("b", b)
-    return _ops.scaled_mm_nvfp4, (*codes, *scales, *amaxes), options
+        return _ops.scaled_mm_fp8_block, (f.block, *squares, *layouts)
+    op = _ops.scaled_mm_mxfp8 if isinstance(f, MXFP8) else _ops.scaled_mm_nvfp4
+    return op, (f.square, g.square, *layouts)
+
+
+_known_op_of = functools.lru_cache(maxsize=1024)(_op_of)
 
 
 def _check_out(out: Tensor, a: Any, b: Any) -> None:
@@ -129,9 +142,11 @@ def _check_operands(a: Any, b: Any) -> None:
                 f"`{name}` must be Quantized(codes, scale_inv, amax, zero) or its tensors as a "
                 f"tuple, got {_said(value)}"
             )
-        for what, tensor in zip(("codes", "scale_inv"), value, strict=False):
-            if not isinstance(tensor, Tensor):  # the op looks into those that are
-                check_tensor(f"{name}.{what}", tensor)
+        # the op looks into those that are tensors
+        if not isinstance(value[0], Tensor):
+            check_tensor(f"{name}.codes", value[0])
+        if not isinstance(value[1], Tensor):
+            check_tensor(f"{name}.scale_inv", value[1])
     if a[0].dim() == 0:
         raise ValueError("`a.codes` must have at least 1 dimension, got 0")
     if b[0].dim() != 2:

@@ -55,8 +55,9 @@ class Library:
 
     def scaled_mm(
         self, a: Tensor, bt: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None,
-        scale_result: None, dtype: torch.dtype, fast_accum: bool, *, out: Tensor,
-    ) -> None:  # fmt: skip
+        scale_result: None, dtype: torch.dtype, fast_accum: bool, *, out: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        out = _result(out, a, bt, dtype)
         assert self.capability >= (8, 9)
         assert scale_result is None
         m, n, k = self._check_codes(a, bt, out, FP8)
@@ -82,18 +83,20 @@ class Library:
         self._count(kind)
         values = [oracle.fp8(cases.raw(t), cases.NAMES[t.dtype]) for t in (a, bt.t())]
         self._write(out, values[0] * factor_a, values[1] * factor_b, bias)
+        return out
 
     def scaled_mm_v2(
         self, a: Tensor, bt: Tensor, scale_a: list[Tensor], recipe_a: list[int],
         swizzle_a: list[int], scale_b: list[Tensor], recipe_b: list[int], swizzle_b: list[int],
-        bias: Tensor | None, dtype: torch.dtype, *, out: Tensor,
-    ) -> None:  # fmt: skip
+        bias: Tensor | None, dtype: torch.dtype, *, out: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        out = _result(out, a, bt, dtype)
         assert dtype == out.dtype
         if recipe_a[0] == B16:
             assert swizzle_a == swizzle_b
             assert recipe_a == recipe_b
             self._nvfp4(a, bt, scale_a, scale_b, recipe_a, swizzle_a, bias, out)
-            return
+            return out
         m, n, k = self._check_codes(a, bt, out, (torch.float8_e4m3fn,))
         assert self.capability[0] == 9
         assert bias is None, "not known whether cuBLASLt adds one"
@@ -110,6 +113,7 @@ class Library:
             for scale, kind, rows in ((scale_a, kind_a, m), (scale_b, kind_b, n))
         ]
         self._write(out, values[0] * factors[0], values[1] * factors[1], None)
+        return out
 
     def _nvfp4(
         self, a: Tensor, bt: Tensor, scale_a: list[Tensor], scale_b: list[Tensor],
@@ -203,6 +207,11 @@ class Library:
             assert bias.shape == (b.shape[0],)
             value = value + cases.floats(_sound(bias))
         out.copy_(torch.from_numpy(value))
+
+
+def _result(out: Tensor | None, a: Tensor, bt: Tensor, dtype: torch.dtype) -> Tensor:
+    """What torch's call without ``out`` makes."""
+    return a.new_empty((a.shape[0], bt.shape[1]), dtype=dtype) if out is None else out
 
 
 def _sound(tensor: Tensor) -> Tensor:

@@ -17,7 +17,9 @@ import kv
 import test_attention_fp8
 import test_decode_attention
 import test_kv_cache
+import test_pad
 import test_rope
+import test_scale_product
 import torch
 import weights
 from card import FAMILIES
@@ -116,6 +118,19 @@ def on_attention(device: str) -> Iterator[str]:
             yield "attention_fp8"
 
 
+def on_products(device: str) -> Iterator[str]:
+    """What stands around products, padding and scales, against PyTorch's passes."""
+    for matrix in test_pad.views(device):
+        test_pad.check_kernel(matrix)
+        yield "_pad"
+    for number, size in enumerate(test_scale_product.SIZES):
+        for dtype in test_scale_product.DTYPES:
+            for kind in (torch.int32, torch.float32):
+                how = 37 * number + 64 * (kind is torch.float32)
+                test_scale_product.check_kernel(size, kind, dtype, how % 128, device)
+                yield "_scale_product_"
+
+
 def main() -> None:
     """Run everything, and say how many calls that was."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -123,7 +138,7 @@ def main() -> None:
     device: Any = parser.parse_args().device
     compared = len([*on_oracles_inputs(device)])
     multiplied = len([*on_weights(device), *on_attention(device)])
-    called = len([*on_contracts_inputs(device), *on_caches(device)])
+    called = len([*on_contracts_inputs(device), *on_caches(device), *on_products(device)])
     if device != "cpu":
         torch.cuda.synchronize()
     print(

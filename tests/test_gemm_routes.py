@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from typing import Any
+from unittest import mock
 
 import gemm_cases as g
 import pytest
@@ -17,6 +18,7 @@ from gemm_library import Library
 
 import inductor_ext as ixt
 from inductor_ext import config
+from inductor_ext.ops import _gemm_calls
 from inductor_ext.ops._routes_gemm import NATIVE, choose_gemm
 
 CARDS = ((8, 0), (8, 9), (9, 0), (10, 0))
@@ -98,14 +100,28 @@ def test_sizes_that_fit_are_not_copied(card: tuple[int, int]) -> None:
 def _spy(played: Library, name: str, seen: list[int]) -> None:
     original = getattr(played, name)
 
-    def spy(*args: Any, out: torch.Tensor) -> None:
+    def spy(*args: Any, out: torch.Tensor) -> Any:
         for arg in (*args, out):
             for tensor in arg if isinstance(arg, list) else [arg]:
                 if isinstance(tensor, torch.Tensor):
                     seen.append(tensor.data_ptr())
-        original(*args, out=out)
+        return original(*args, out=out)
 
     setattr(played, name, spy)
+
+
+@pair_
+def test_awkward_sizes_are_padded_at_once(pair: Any) -> None:
+    """One kernel pads all that has to be, at most four matrices; sizes that fit need none."""
+    for size, most in (((33, 20, g.k_for(pair, 200)), 1), ((32, 48, 512), 0)):
+        q = g.operands(pair, size, 0)
+        bias = g.random_bias(size[1], "bf16", 0)
+        for card in ((9, 0), (10, 0)):
+            played, padded = Library(card), mock.Mock(side_effect=_gemm_calls.padded)
+            with played.patched(), mock.patch.object(_gemm_calls, "padded", padded):
+                ixt.scaled_mm(*q, *pair, bias=bias)
+            assert padded.call_count == (most if library_route(pair, card) else 0)
+            assert all(len(call.args) <= 4 for call in padded.call_args_list)
 
 
 def test_strided_and_misaligned_operands() -> None:

@@ -6,17 +6,17 @@ Each family gives ``name(operands, bias, dtype, options) -> Tensor``, the same a
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
 from .. import config
+from .._call import KERNELS
 from ..errors import InductorExtWarning
 from ..registry import register
 from ..validation import INPUT_DTYPES, check_dtype, check_same_device, check_tensor
@@ -27,6 +27,24 @@ from ._library import LIBRARY, define
 MOST_PLANS = 4096
 Route = Callable[..., Any]
 """Writes the product to its first argument, which is row-major, aligned and not empty."""
+Direct = Callable[..., Tensor]
+"""Calls the library with an op's arguments as they are, and ``out`` where it is given."""
+
+
+class Plan(NamedTuple):
+    """What a call comes down to, known from shapes, strides, dtypes and alignments.
+
+    Args:
+        shape: of the result.
+        route: what multiplies.
+        direct: what multiplies in place of the route, with nothing to prepare.
+        library: whether the library may still refuse the call, which another route then takes.
+    """
+
+    shape: tuple[int, int]
+    route: Route
+    direct: Direct | None = None
+    library: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,12 +61,11 @@ class Gemm:
         routes: ``route(out, *operands, bias, dtype, *options)`` by name; the route "reference" is
             the exact definition.
         inputs: sample arguments for the harness.
-        short: of the same arguments, a route with nothing to prepare, if the library's takes them
-            as they are.
+        direct: of the same arguments, the library's call, if it takes them as they are.
         second: the route for sizes that the library turns out to refuse, if not "dequantize".
         op: the functional overload.
         _count: how many tensors come before the bias; the dtype is after that.
-        _plans: shape of the result and route, by all that they depend on; see :meth:`_plan`.
+        _plans: by all that they depend on; see :meth:`_plan`.
     """
 
     name: str
@@ -59,11 +76,11 @@ class Gemm:
     choose: Callable[..., tuple[str, str]]
     routes: Mapping[str, Route]
     inputs: Callable[[torch.device], Iterator[tuple[Any, ...]]]
-    short: Callable[..., Route | None] = lambda *args: None
+    direct: Callable[..., Direct | None] = lambda *args: None
     second: Route | None = None
     op: OpOverload = field(init=False)
     _count: int = field(init=False)
-    _plans: dict[Any, tuple[tuple[int, int], Route]] = field(default_factory=dict)
+    _plans: dict[Any, Plan] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_count", len(self.operands.split()))
@@ -91,6 +108,7 @@ class Gemm:
         name = self.name + form
         op = define(name + signature, fake=fake, reference=run, compiled=False)
         LIBRARY.impl(name, run, "CUDA")
+        KERNELS[op] = run
         return op
 
     def _whole(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -111,28 +129,53 @@ class Gemm:
 
     def run(self, *args: Any) -> Tensor:
         """Check, and multiply by the route that is chosen: the op, on every device."""
-        shape, route = self._plan(args)
-        out = args[0].new_empty(shape, dtype=args[self._count + 1])
-        _without_grad(route, out, args)
-        return out
+        return self._without_grad(self._plan(args), args, None)
 
     def run_out(self, *args: Any, out: Tensor) -> None:
         """Do the same into a tensor of any strides; rows that are aligned need no copy."""
-        shape, route = self._plan(args)
-        _check_out("out", out, args[0], shape, args[self._count + 1])
-        if is_aligned(out) and out.stride() == (shape[1], 1):
-            _without_grad(route, out, args)
+        plan = self._plan(args)
+        _check_out("out", out, args[0], plan.shape, args[self._count + 1])
+        if is_aligned(out) and out.stride() == (plan.shape[1], 1):
+            self._without_grad(plan, args, out)
         else:
-            _without_grad(Tensor.copy_, out, (self.run(*args),))
+            out.detach().copy_(self._without_grad(plan, args, None))
 
     def run_accumulate_(self, out: Tensor, *args: Any) -> None:
         """Add the fp32 product to ``out``."""
         whole = self._whole(args)
-        _check_out("out", out, args[0], self._plan(whole)[0], torch.float32)
-        _without_grad(Tensor.add_, out, (self.run(*whole),))
+        plan = self._plan(whole)
+        _check_out("out", out, args[0], plan.shape, torch.float32)
+        out.detach().add_(self._without_grad(plan, whole, None))
 
-    def _plan(self, args: tuple[Any, ...]) -> tuple[tuple[int, int], Route]:
-        """Return the shape of the result and the route; raises for what the op does not take.
+    def _without_grad(self, plan: Plan, args: tuple[Any, ...], out: Tensor | None) -> Tensor:
+        """Multiply as a compiled kernel does: the op has no gradient rule."""
+        if not torch.is_grad_enabled():
+            return self._multiply(plan, args, out)
+        torch.set_grad_enabled(False)  # half the time of a `with torch.no_grad()`
+        try:
+            return self._multiply(plan, args, out)
+        finally:
+            torch.set_grad_enabled(True)
+
+    def _multiply(self, plan: Plan, args: tuple[Any, ...], out: Tensor | None) -> Tensor:
+        shape, route, direct, library = plan
+        try:
+            if direct is not None:
+                return direct(*args, out=out)
+            if out is None:
+                out = args[0].new_empty(shape, dtype=args[self._count + 1])
+            route(out, *args)
+        except RuntimeError as error:
+            if not library or not _is_refusal(error):
+                raise
+            _warn_of_refusal(self.name, tuple(args[0].shape), shape, error)
+            second = Plan(shape, self.second or self.routes["dequantize"])
+            self._plans[self._key(args)] = second  # for now and later
+            return self._multiply(second, args, out)
+        return out
+
+    def _plan(self, args: tuple[Any, ...]) -> Plan:
+        """Return the plan of a call; raises for what the op does not take.
 
         What was found once is kept: the checks of a call take longer than the call of a GEMM.
         """
@@ -141,45 +184,29 @@ class Gemm:
         if plan is None:
             if len(self._plans) >= MOST_PLANS:
                 self._plans.clear()
-            plan = self._plans[key] = self.check(*args), self._route(args)
+            plan = self._plans[key] = self._plan_of(self.check(*args), args)
         return plan
 
     def _key(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return all that a plan depends on; the host's time of a call is spent here."""
         key: list[Any] = [config.gemm, *args[self._count + 1 :]]
-        for tensor in args[: self._count + 1]:
-            if tensor is None:
+        for t in args[: self._count + 1]:
+            if t is None:
                 key.append(None)
-                continue
-            place = tensor.storage_offset() * tensor.element_size() % ALIGNMENT
-            key += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, place)
+            else:
+                place = t.data_ptr() % ALIGNMENT
+                key += t.shape, t.stride(), t.dtype, t.get_device(), place
         return tuple(key)
 
-    def _route(self, args: tuple[Any, ...]) -> Route:
+    def _plan_of(self, shape: tuple[int, int], args: tuple[Any, ...]) -> Plan:
         if 0 in (*args[0].shape, *args[1].shape):
-            return self._nothing
+            return Plan(shape, self._nothing)
         name, _ = self.choose(*args)
         if name == "reference":
-            return lambda out, *args: out.copy_(self.reference(*args))
+            return Plan(shape, lambda out, *args: out.copy_(self.reference(*args)))
         if name != "library":
-            return self.routes[name]
-        route = self.short(*args) or self.routes[name]
-        return route if config.gemm == "library" else functools.partial(self._attempt, route)
-
-    def _attempt(self, route: Route, out: Tensor, *args: Any) -> None:
-        """Call the library, and take the second route, now and later, for what it refuses.
-
-        cuBLASLt says of some sizes that it has no kernel (rows of FP8 with a large K and a small M
-        on an H100: pytorch/ao#4582), before anything is launched.
-        """
-        try:
-            route(out, *args)
-        except RuntimeError as error:
-            if "NOT_SUPPORTED" not in str(error) and not isinstance(error, NotImplementedError):
-                raise
-            _warn_of_refusal(self.name, tuple(args[0].shape), tuple(out.shape), error)
-            second = self.second or self.routes["dequantize"]
-            self._plans[self._key(args)] = self.check(*args), second
-            second(out, *args)
+            return Plan(shape, self.routes[name])
+        return Plan(shape, self.routes[name], self.direct(*args), config.gemm != "library")
 
     def _nothing(self, out: Tensor, *args: Any) -> None:
         """Sum no products (K = 0), or write no numbers."""
@@ -210,13 +237,12 @@ def _warn_of_refusal(
     )
 
 
-def _without_grad(write: Callable[..., Any], out: Tensor, args: tuple[Any, ...]) -> None:
-    """Call as a compiled kernel is: the op has no gradient rule."""
-    if torch.is_grad_enabled():
-        with torch.no_grad():
-            write(out, *args)
-    else:
-        write(out, *args)
+def _is_refusal(error: RuntimeError) -> bool:
+    """Return whether the library has no kernel for the sizes, which it says before any launch.
+
+    cuBLASLt has none for rows of FP8 with a large K and a small M on an H100: pytorch/ao#4582.
+    """
+    return "NOT_SUPPORTED" in str(error) or isinstance(error, NotImplementedError)
 
 
 def _check_out(

@@ -8,25 +8,41 @@ reads a tensor's values on the host, so that every call can be captured in a CUD
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from inductor_ext.decompositions.blocks import round_up
+
+from ._pad import Wanted, padded
 
 ALIGNMENT = 16
 """Bytes of a row, and of the address, that cuBLASLt's FP8 kernels load at once."""
 
 
-def row_major(matrix: Tensor, rows: int, columns: int) -> Tensor:
-    """Return a matrix contiguous, aligned and padded with zeros to (rows, columns).
+def prepared(*wanted: Wanted) -> list[Tensor]:
+    """Return up to four matrices of the sizes wanted, as :func:`row_major` does.
+
+    Those that are smaller get zeros behind them, all in one kernel.
+    """
+    small = [each for each in wanted if each.grows]
+    if not small:
+        return [row_major(each.matrix) for each in wanted]
+    grown = iter(padded(*small))
+    return [next(grown) if each.grows else row_major(each.matrix) for each in wanted]
+
+
+def is_prepared(wanted: Wanted) -> bool:
+    """Return whether :func:`prepared` has nothing to do."""
+    matrix = wanted.matrix
+    return not wanted.grows and is_aligned(matrix) and matrix.stride() == (wanted.columns, 1)
+
+
+def row_major(matrix: Tensor) -> Tensor:
+    """Return a matrix contiguous and aligned.
 
     Its stride is (columns, 1) also where a dimension is 1, which "contiguous" leaves open.
     """
-    if matrix.shape != (rows, columns):
-        padded = matrix.new_zeros((rows, columns), dtype=torch.uint8)
-        padded[: matrix.shape[0], : matrix.shape[1]] = matrix.view(torch.uint8)
-        return padded.view(matrix.dtype)
     matrix = aligned(matrix)
+    rows, columns = matrix.shape
     if matrix.stride() == (columns, 1):
         return matrix
     return matrix.as_strided((rows, columns), (columns, 1))
@@ -40,39 +56,13 @@ def aligned(tensor: Tensor) -> Tensor:
 
 def is_aligned(tensor: Tensor) -> bool:
     """Return whether a tensor is contiguous and begins on a 16-byte boundary."""
-    place = int(tensor.storage_offset() * tensor.element_size())
-    return tensor.is_contiguous() and place % ALIGNMENT == 0
+    place: int = tensor.data_ptr() % ALIGNMENT
+    return tensor.is_contiguous() and place == 0
 
 
-def for_each(scale: Tensor, count: int, padded: int) -> Tensor:
-    """Return ``count`` scales, 1-D and contiguous, followed by zeros up to ``padded``."""
-    flat = scale.reshape(-1)
-    if flat.shape[0] != count:
-        flat = flat.expand(count)
-    if padded != count:
-        flat = F.pad(flat, (0, padded - count))
-    return aligned(flat)
-
-
-def finish(
-    out: Tensor, product: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None
-) -> None:
-    """Write ``cast(product * scale_a * scale_b + bias)``, each step rounded to fp32.
-
-    Args:
-        product: (>= M, >= N) fp32 or int32, padding included.
-        scale_a: one element or (M, 1). scale_b: one element or (1, N).
-    """
-    scale_a, scale_b = _broadcast(scale_a), _broadcast(scale_b)
-    scaled = product[: out.shape[0], : out.shape[1]] * scale_a
-    if bias is None:
-        torch.mul(scaled, scale_b, out=out)
-    else:
-        torch.add(scaled.mul_(scale_b), bias, out=out)
-
-
-def _broadcast(scale: Tensor) -> Tensor:
-    return scale.reshape(()) if scale.numel() == 1 else scale
+def for_each(scale: Tensor, count: int) -> Tensor:
+    """Return one scale for all, or ``count`` scales, as a row: (1, count)."""
+    return scale.reshape(1, -1).expand(1, count)
 
 
 def add_bias(out: Tensor, product: Tensor, bias: Tensor | None) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from .. import _compat
 from ..errors import InductorExtWarning
 from ..validation import check_no_grad
 
@@ -55,6 +56,13 @@ def define(
     overload = getattr(getattr(torch.ops.inductor_ext, packet), overload_name or "default")
     assert isinstance(overload, OpOverload)
     return overload
+
+
+@functools.cache
+def has_cuda_kernel(name: str) -> bool:
+    """Return whether a compiled library that holds the kernel of a private op is loaded."""
+    found: bool = _compat.dispatch_has_kernel(f"inductor_ext::{name}", "CUDA")
+    return found
 
 
 def _arguments(schema: str) -> list[str]:

@@ -14,18 +14,20 @@ from torch import Tensor
 from inductor_ext.decompositions import scaled_mm as reference
 
 from ..validation import FP8_DTYPES, check_dtype, check_same_device, check_tensor
-from ._gemm import Gemm, Route, check_not_both_e5m2, check_result, check_same_k
+from ._gemm import Direct, Gemm, check_not_both_e5m2, check_result, check_same_k
 from ._gemm_calls import (
-    finish,
     for_each,
     is_aligned,
     padded_out,
+    prepared,
     round_sizes,
     row_major,
     scaled_mm_v1,
     unscaled_mm,
 )
+from ._pad import Wanted
 from ._routes_gemm import is_hopper, route
+from ._scale_product import finish
 
 MULTIPLES = (1, 16, 16)
 """Of (M, N, K), what ``torch._scaled_mm`` takes."""
@@ -94,21 +96,24 @@ def _library(
     fast_accum: bool = False,
 ) -> None:
     m, n = out.shape
-    _, n16, k16 = round_sizes((m, n, a.shape[1]), MULTIPLES)
-    a, bt = row_major(a, m, k16), row_major(b.t(), n16, k16)
     rowwise = scale_a.numel() != 1 or scale_b.numel() != 1
     after = rowwise and scales_after(dtype, b.dtype, is_hopper(a.device))
     if after or (bias is not None and dtype == torch.float32):  # cuBLASLt adds no fp32 bias
-        _scales_last(out, a, bt.t(), scale_a, scale_b, bias, dtype, fast_accum)
+        _scales_last(out, a, b, scale_a, scale_b, bias, dtype, fast_accum)
         return
+    _, n16, k16 = round_sizes((m, n, a.shape[1]), MULTIPLES)
+    wanted = [Wanted(a, m, k16), Wanted(b.t(), n16, k16)]
+    if bias is not None:
+        wanted.append(Wanted(bias[None], 1, n16))
     if rowwise:
-        scales = for_each(scale_a, m, m).view(m, 1), for_each(scale_b, n, n16).view(1, n16)
+        wanted.append(Wanted(for_each(scale_b, n), 1, n16))
+    a, bt, *rest = prepared(*wanted)
+    if rowwise:
+        scales = row_major(for_each(scale_a, m)).view(m, 1), rest.pop()
     else:
         scales = scale_a.reshape(()), scale_b.reshape(())
-    if bias is not None:
-        bias = for_each(bias, n, n16)
     result = padded_out(out, m, n16, dtype)
-    scaled_mm_v1(result, a, bt, *scales, bias, fast_accum)
+    scaled_mm_v1(result, a, bt, *scales, rest[0][0] if rest else None, fast_accum)
     if result is not out:
         out.copy_(result[:, :n])
 
@@ -128,12 +133,12 @@ def _scales_last(
     _, n16, k16 = round_sizes((m, n, a.shape[1]), MULTIPLES)
     product = out.new_empty((m, n16), dtype=torch.float32)
     one = torch.ones((), device=a.device)
-    a, bt = row_major(a, m, k16), row_major(b.t(), n16, k16)
+    a, bt = prepared(Wanted(a, m, k16), Wanted(b.t(), n16, k16))
     scaled_mm_v1(product, a, bt, one, one, None, fast_accum)
     finish(out, product, scale_a, scale_b, bias)
 
 
-def _short(
+def _direct(
     a: Tensor,
     b: Tensor,
     scale_a: Tensor,
@@ -141,7 +146,7 @@ def _short(
     bias: Tensor | None,
     dtype: torch.dtype,
     fast_accum: bool = False,
-) -> Route | None:
+) -> Direct | None:
     """Return the call of the library alone where it takes everything as it is."""
     k, n = b.shape
     rowwise = scale_a.numel() != 1 or scale_b.numel() != 1
@@ -161,7 +166,6 @@ def _short(
 
 
 def _call(
-    out: Tensor,
     a: Tensor,
     b: Tensor,
     scale_a: Tensor,
@@ -169,8 +173,10 @@ def _call(
     bias: Tensor | None,
     dtype: torch.dtype,
     fast_accum: bool = False,
-) -> None:
-    torch._scaled_mm(a, b, scale_a, scale_b, bias, None, dtype, fast_accum, out=out)
+    *,
+    out: Tensor | None,
+) -> Tensor:
+    return torch._scaled_mm(a, b, scale_a, scale_b, bias, None, dtype, fast_accum, out=out)
 
 
 def _dequantize(
@@ -210,7 +216,7 @@ GEMM = Gemm(
     choose=_choose,
     routes={"library": _library, "dequantize": _dequantize},
     inputs=_inputs,
-    short=_short,
+    direct=_direct,
     second=_scales_last,
 )
 scaled_mm = GEMM.op

@@ -16,16 +16,17 @@ from inductor_ext.decompositions import scaled_mm as reference
 
 from ..validation import FP8_DTYPES
 from ._blocks import ceil_div, round_up
-from ._gemm import Gemm, check_block_scale, check_operands, check_result
+from ._gemm import Direct, Gemm, check_block_scale, check_operands, check_result
 from ._gemm_calls import (
     add_bias,
-    aligned,
+    is_prepared,
     padded_out,
+    prepared,
     round_sizes,
-    row_major,
     scaled_mm_v2,
     wide_mm,
 )
+from ._pad import Wanted
 from ._routes_gemm import BLOCK_OF_LIBRARY, route
 
 MULTIPLES = (4, 16, 128)
@@ -80,37 +81,21 @@ def _choose(
     return route("fp8_block", a, block, e5m2=torch.float8_e5m2 in (a.dtype, b.dtype))
 
 
-def vector_scales(scale: Tensor, padded: int) -> Tensor:
-    """Return 1 x 128 scales (rows, nK) as (padded, nK), column-major, zeros below."""
-    rows, blocks = scale.shape
-    if rows == padded:
-        return aligned(scale.t()).as_strided((rows, blocks), (1, rows))
-    columns = scale.new_zeros((blocks, padded))
-    columns[:, :rows] = scale.t()
-    return columns.t()
-
-
-def square_scales(scale: Tensor, blocks: int) -> Tensor:
-    """Return 128 x 128 scales (n, nK or padded) as (L, n), L = round_up(nK, 4), strides (1, L)."""
-    rows, length = scale.shape[0], round_up(blocks, 4)
-    if scale.shape[1] != length:
-        padded = scale.new_zeros((rows, length))
-        padded[:, :blocks] = scale
-        scale = padded
-    return aligned(scale).as_strided((length, rows), (1, length))
-
-
 def spread_rows(scale: Tensor, blocks: int, rows: int) -> Tensor:
     """Return 128 x 128 scales as the 1 x 128 scales of every row: (rows, nK)."""
     scale = scale[:, :blocks].unsqueeze(1).expand(-1, BLOCK_OF_LIBRARY, -1)
     return scale.reshape(-1, blocks)[:rows]
 
 
-def _laid_out(scale: Tensor, square: bool, blocks: int, padded: int) -> tuple[Tensor, int]:
-    """Return scales as cuBLASLt takes them, and the name of their kind."""
+def laid_out(scale: Tensor, square: bool, blocks: int, rows: int) -> Wanted:
+    """Return scales as cuBLASLt takes them, transposed.
+
+    1 x 128: (rows, nK) column-major, zeros below.  128 x 128: (n, nK or padded) as (L, n), where
+    L = round_up(nK, 4), strides (1, L).
+    """
     if square:
-        return square_scales(scale, blocks), SQUARE
-    return vector_scales(scale, padded), VECTOR
+        return Wanted(scale, scale.shape[0], round_up(blocks, 4))
+    return Wanted(scale.t(), blocks, rows)
 
 
 def _library(
@@ -132,14 +117,68 @@ def _library(
     blocks = ceil_div(k, BLOCK_OF_LIBRARY)
     if square_a and square_b:  # cuBLASLt takes one square operand
         scale_a, square_a = spread_rows(scale_a, blocks, m), False
-    scale_a, recipe_a = _laid_out(scale_a, square_a, blocks, m4)
-    scale_b, recipe_b = _laid_out(scale_b, square_b, blocks, n16)
     inside = bias is None and dtype in OUTPUTS
     product = padded_out(out, m4, n16, dtype if inside else torch.float32)
-    a, b = row_major(a, m4, k128), row_major(b, n16, k128)
-    scaled_mm_v2(product, a, b, [scale_a], [recipe_a], [scale_b], [recipe_b], [], None)
+    a, b, scale_a, scale_b = prepared(
+        Wanted(a, m4, k128),
+        Wanted(b, n16, k128),
+        laid_out(scale_a, square_a, blocks, m4),
+        laid_out(scale_b, square_b, blocks, n16),
+    )
+    recipes = [[SQUARE if square else VECTOR] for square in (square_a, square_b)]
+    scaled_mm_v2(product, a, b, [scale_a.t()], recipes[0], [scale_b.t()], recipes[1], [], None)
     if product is not out or bias is not None:
         add_bias(out, product, bias)
+
+
+def _direct(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    block: int,
+    square_a: bool = False,
+    square_b: bool = False,
+    *layouts: str,
+) -> Direct | None:
+    """Return the call of the library alone where it takes everything as it is."""
+    (m, k), n = a.shape, b.shape[0]
+    if round_sizes((m, n, k), MULTIPLES) != (m, n, k) or (square_a and square_b):
+        return None
+    if bias is not None or dtype not in OUTPUTS:
+        return None
+    wanted = (
+        Wanted(a, m, k),
+        Wanted(b, n, k),
+        laid_out(scale_a, square_a, k // BLOCK_OF_LIBRARY, m),
+        laid_out(scale_b, square_b, k // BLOCK_OF_LIBRARY, n),
+    )
+    return _call if all(map(is_prepared, wanted)) else None
+
+
+def _call(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: None,
+    dtype: torch.dtype,
+    block: int,
+    square_a: bool = False,
+    square_b: bool = False,
+    *layouts: str,
+    out: Tensor | None,
+) -> Tensor:
+    recipe_a, recipe_b = [VECTOR], [VECTOR]
+    if square_a:
+        scale_a, recipe_a = scale_a.t(), [SQUARE]
+    elif square_b:
+        scale_b, recipe_b = scale_b.t(), [SQUARE]
+    return torch._scaled_mm_v2(
+        a, b.t(), [scale_a], recipe_a, [], [scale_b], recipe_b, [], None, dtype, out=out
+    )
 
 
 def _dequantize(
@@ -192,4 +231,5 @@ GEMM = Gemm(
     choose=_choose,
     routes={"library": _library, "dequantize": _dequantize},
     inputs=_inputs,
+    direct=_direct,
 )

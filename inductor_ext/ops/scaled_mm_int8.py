@@ -16,9 +16,11 @@ from inductor_ext.decompositions import scaled_mm as reference
 
 from ..validation import check_dtype
 from ._blocks import ceil_div, round_up
-from ._gemm import Gemm, check_operands, check_result
-from ._gemm_calls import finish, int_mm, row_major, unscaled_mm, wide_mm
+from ._gemm import Direct, Gemm, check_operands, check_result
+from ._gemm_calls import int_mm, is_prepared, prepared, unscaled_mm, wide_mm
+from ._pad import Wanted
 from ._routes_gemm import route
+from ._scale_product import finish
 
 GROUPS = (0, 32, 64, 128, 256)
 LEAST_ROWS = 32
@@ -87,7 +89,7 @@ def _library(
 ) -> None:
     (m, n), k = out.shape, a.shape[1]
     rows, n16, k16 = max(m, LEAST_ROWS), round_up(n, MULTIPLE), round_up(k, MULTIPLE)
-    a, b = row_major(a, rows, k16), row_major(b, n16, k16)
+    a, b = prepared(Wanted(a, rows, k16), Wanted(b, n16, k16))
     if k16 <= LONGEST:
         product = int_mm(a, b)
     else:  # int32 could overflow: sum parts in float64, which holds them all
@@ -96,11 +98,32 @@ def _library(
             part = slice(start, min(start + LONGEST, k16))
             product += int_mm(a[:, part].contiguous(), b[:, part].contiguous())
         product = product.float()
-    finish(out, product, scale_a, _columns(scale_b), bias)
+    finish(out, product, scale_a, scale_b, bias)
 
 
-def _columns(scale: Tensor) -> Tensor:
-    return scale if scale.numel() == 1 else scale.t()
+def _direct(a: Tensor, b: Tensor, *args: Any) -> Direct | None:
+    """Return what calls the library alone where it takes the codes as they are."""
+    (m, k), n = a.shape, b.shape[0]
+    fits = m >= LEAST_ROWS and n % MULTIPLE == k % MULTIPLE == 0 and k <= LONGEST
+    ready = is_prepared(Wanted(a, m, k)) and is_prepared(Wanted(b, n, k))
+    return _call if fits and ready else None
+
+
+def _call(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    *groups: int,
+    out: Tensor | None,
+) -> Tensor:
+    product = int_mm(a, b)
+    if out is None:
+        out = a.new_empty(product.shape, dtype=dtype)
+    finish(out, product, scale_a, scale_b, bias)
+    return out
 
 
 def _dequantize(
@@ -120,7 +143,7 @@ def _dequantize(
     """
     if not group_a and not group_b:
         product = unscaled_mm(a.to(torch.bfloat16), b.to(torch.bfloat16))
-        finish(out, product, scale_a, _columns(scale_b), bias)
+        finish(out, product, scale_a, scale_b, bias)
         return
     wide = torch.float32 if dtype == torch.float32 else torch.bfloat16
     dequantize = torch.ops.inductor_ext.dequantize_int8.default
@@ -151,4 +174,5 @@ GEMM = Gemm(
     choose=_choose,
     routes={"library": _library, "dequantize": _dequantize},
     inputs=_inputs,
+    direct=_direct,
 )

@@ -20,13 +20,13 @@ from ._gemm import Gemm, check_block_scale, check_operands, check_result
 from ._gemm_calls import (
     add_bias,
     aligned,
-    for_each,
     padded_out,
+    prepared,
     round_sizes,
-    row_major,
     scaled_mm_v1,
     wide_mm,
 )
+from ._pad import Wanted
 from ._routes_gemm import route
 
 BLOCK = 32
@@ -95,10 +95,11 @@ def _library(
     scale_b = tiled_scales(scale_b, n, BLOCK, square_b, layout_b).view(torch.float8_e8m0fnu)
     inside = bias is not None and dtype != torch.float32  # cuBLASLt adds no fp32 bias
     product = padded_out(out, m, n16, dtype)
-    scaled_mm_v1(
-        product, row_major(a, m, k32), row_major(b, n16, k32), scale_a, scale_b,
-        for_each(bias, n, n16) if bias is not None and inside else None,
-    )  # fmt: skip
+    wanted = [Wanted(a, m, k32), Wanted(b, n16, k32)]
+    if bias is not None and inside:
+        wanted.append(Wanted(bias[None], 1, n16))
+    a, b, *added = prepared(*wanted)
+    scaled_mm_v1(product, a, b, scale_a, scale_b, added[0][0] if added else None)
     if product is not out or (bias is not None and not inside):
         add_bias(out, product, None if inside else bias)
 

@@ -18,15 +18,15 @@ from ..validation import check_dtype
 from ._gemm import Gemm, check_block_scale, check_operands, check_result
 from ._gemm_calls import (
     add_bias,
-    finish,
-    for_each,
     padded_out,
+    prepared,
     round_sizes,
-    row_major,
     scaled_mm_v2,
     unscaled_mm,
 )
+from ._pad import Wanted
 from ._routes_gemm import route
+from ._scale_product import finish
 from .scaled_mm_mxfp8 import tiled_scales
 
 BLOCK = 16
@@ -86,9 +86,8 @@ def _choose(a: Tensor, *args: Any) -> tuple[str, str]:
     return route("nvfp4", a)
 
 
-def _global(amax: Tensor) -> Tensor:
-    """Return the factor of all of an operand's elements, or of each row's, (rows, 1)."""
-    return amax * (1 / nvfp4.SCALE_RANGE)
+UNIT = 1 / nvfp4.SCALE_RANGE
+"""Times an amax, the factor of all of an operand's elements, or of a row's."""
 
 
 def _library(
@@ -109,30 +108,30 @@ def _library(
     m, n = out.shape
     _, n16, k16 = round_sizes((m, n, a.shape[1]), MULTIPLES)
     fp4 = torch.float4_e2m1fn_x2
-    codes = row_major(a, m, k16).view(fp4), row_major(b, n16, k16).view(fp4)
+    inside = bias is not None and dtype != torch.float32  # cuBLASLt adds no fp32 bias
+    whole = amax_a.numel() == amax_b.numel() == 1
+    wanted = [Wanted(a, m, k16), Wanted(b, n16, k16)]
+    if bias is not None and inside and whole:
+        wanted.append(Wanted(bias[None], 1, n16))
+    a, b, *added = prepared(*wanted)
+    codes = a.view(fp4), b.view(fp4)
     scales = [
         [tiled_scales(scale_a, m, BLOCK, square_a, layout_a)],
         [tiled_scales(scale_b, n, BLOCK, square_b, layout_b)],
     ]
-    factors = [_global(amax_a), _global(amax_b)]
-    if any(factor.numel() != 1 for factor in factors):  # cuBLASLt has one factor for everything
+    if not whole:  # cuBLASLt has one factor for everything
         product = out.new_empty((m, n16), dtype=torch.float32)
         scaled_mm_v2(product, *codes, scales[0], [VECTOR], scales[1], [VECTOR], [TILED], None)
-        finish(out, product, factors[0], _columns(factors[1]), bias)
+        finish(out, product, amax_a, amax_b, bias, UNIT)
         return
-    for scale, factor in zip(scales, factors, strict=True):
-        scale.append(factor.reshape(()))
+    for scale, amax in zip(scales, (amax_a, amax_b), strict=True):
+        scale.append(amax.reshape(()) * UNIT)
     recipe, swizzle = [VECTOR, WHOLE], [TILED, 0]
-    inside = bias is not None and dtype != torch.float32  # cuBLASLt adds no fp32 bias
     product = padded_out(out, m, n16, dtype)
-    added = for_each(bias, n, n16) if bias is not None and inside else None
-    scaled_mm_v2(product, *codes, scales[0], recipe, scales[1], recipe, swizzle, added)
+    inner = added[0][0] if added else None
+    scaled_mm_v2(product, *codes, scales[0], recipe, scales[1], recipe, swizzle, inner)
     if product is not out or (bias is not None and not inside):
         add_bias(out, product, None if inside else bias)
-
-
-def _columns(factor: Tensor) -> Tensor:
-    return factor if factor.numel() == 1 else factor.t()
 
 
 def _dequantize(
@@ -160,7 +159,7 @@ def _dequantize(
     wide = torch.bfloat16
     a = dequantize(a, scale_a, unit, BLOCK if square_a else 1, BLOCK, wide, layout_a)
     b = dequantize(b, scale_b, unit, BLOCK if square_b else 1, BLOCK, wide, layout_b)
-    finish(out, unscaled_mm(a, b), _global(amax_a), _columns(_global(amax_b)), bias)
+    finish(out, unscaled_mm(a, b), amax_a, amax_b, bias, UNIT)
 
 
 def _inputs(device: torch.device) -> Iterator[tuple[Any, ...]]:

@@ -12,6 +12,7 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace ixt {
 
@@ -47,6 +48,7 @@ class Output {
   }
 
   StableIValue release() { return torch::stable::detail::from(handle_.release()); }
+  torch::stable::Tensor tensor() { return torch::stable::Tensor(handle_.release()); }
 
  private:
   struct Delete {
@@ -74,6 +76,10 @@ struct Boxed<Function> {
   }
 
   static void store(StableIValue* stack, Output&& result) { stack[0] = result.release(); }
+
+  static void store(StableIValue* stack, std::vector<torch::stable::Tensor>&& results) {
+    stack[0] = torch::stable::detail::from(results);
+  }
 
   template <typename... Outputs>
   static void store(StableIValue* stack, std::tuple<Outputs...>&& results) {
