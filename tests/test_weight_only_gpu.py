@@ -5,6 +5,7 @@ docs/weight_only.md derives the bounds; contracts and compute-sanitizer are in o
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
@@ -69,6 +70,18 @@ def test_integers_are_exact(family: str) -> None:
         call = (x, *args[1:-1], bias)
         here = [a.cuda() if isinstance(a, torch.Tensor) else a for a in call]
         require_equal(op.name(), "exact", op(*here), op(*call), same_device=False)
+
+
+@pytest.mark.parametrize("name", ["mxfp8", "nvfp4"])
+def test_scales_of_other_rows(name: str) -> None:
+    """K ends within a stage: NaN among the next row's scales stays in that row."""
+    case = weights.case(name, 3, 20, 160, BF16)
+    scales = case.q.scale_inv.view(torch.uint8).clone()
+    scales[1::2] = 0x7F if name == "nvfp4" else 0xFF  # NaN
+    spoiled = case.q._replace(scale_inv=scales.view(case.q.scale_inv.dtype))
+    got = dataclasses.replace(case, q=spoiled).on("cuda").run()
+    assert bool(got[:, 1::2].isnan().all())
+    assert torch.equal(got[:, ::2], case.on("cuda").run()[:, ::2])
 
 
 @name_

@@ -47,9 +47,8 @@ def kernel_sum(k: int) -> float:
 
     An instruction adds 16 products, exact, to a sum, cutting each addend below 2^-23 of the
     largest: 17 * 2^-23.  Up to 8 of them make the sum of a stage of 64 or 128 elements.  Then fp32
-    roundings of 2^-24: the scale, the addition of each stage of a pair of warps (two where a stage
-    of 64 has groups of 32, four where one of 128 has several), eight pairs, two factors of the
-    whole, the bias.
+    roundings of 2^-24: the scale, the addition of each stage of a warp (twice as many where a stage
+    has two groups, four times for four), eight warps, two factors of the whole, the bias.
     """
     stages = 4 * -(-k // (64 * 8))
     return 8 * 17 * 2.0**-23 + (stages + 1 + 8 + 2 + 1) * 2.0**-24

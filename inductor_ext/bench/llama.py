@@ -33,6 +33,7 @@ from .llama_layer import Linear, Sizes
 from .timing import copy_bandwidth, device_time
 
 TOKENS = (8192, 8)
+WARM_SECONDS = 0.5
 HOW = {
     "eager": "our ops, eager",
     "plain": "plain PyTorch, compiled",
@@ -180,7 +181,11 @@ def measure(
             before = torch.cuda.memory_allocated(device) if on_gpu else 0
             if on_gpu:
                 torch.cuda.reset_peak_memory_stats(device)
-            times = []
+            times: list[float] = []
+            begin = time.perf_counter()  # a card that had nothing to do is slow at first
+            while on_gpu and time.perf_counter() - begin < WARM_SECONDS:
+                call()
+                synchronize()
             for _ in range(15):
                 start = time.perf_counter()
                 call()

@@ -1,9 +1,9 @@
 // Codes of weights -> pairs of bf16 or fp16 that the tensor cores take. Every value is exact.
 //
-// A thread has a word of codes of a row, four or eight, the even index in the low nibble. They
-// become two or four words; of 8-bit codes these are (0, 1), (2, 3), of 4-bit codes, where it saves
-// shifts, (0, 4), (1, 5), (2, 6), (3, 7). `aid` is what a group of codes shares, made of a byte,
-// `flip` what all codes do.
+// A thread has eight codes of a row: 8 bytes, or 4 with the even index in the low nibble. They
+// become four words; of 8-bit codes these are (0, 1), (2, 3), (4, 5), (6, 7), of 4-bit codes, where
+// it saves shifts, (0, 4), (1, 5), (2, 6), (3, 7). `aid` is what a group of codes shares, made
+// of a byte, `flip` what all codes do.
 #pragma once
 
 #include "weights.h"
@@ -40,16 +40,17 @@ struct Decoder;
 template <typename T>
 struct Decoder<Code::int8, T> {
   static constexpr int bits = 8;
-  __device__ __forceinline__ static void pairs(uint32_t word, uint32_t, uint32_t,
-                                               uint32_t (&out)[2]) {
+  __device__ __forceinline__ static uint32_t aid(uint32_t) { return 0; }
+  __device__ __forceinline__ static void pairs(uint2 codes, uint32_t, uint32_t, uint32_t (&out)[4]) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t word = i < 2 ? codes.x : codes.y;
       if constexpr (kIsBf16<T>) {
         // The low seven bits less the sign bit, which weighs 128; both on top of 128.
-        const uint32_t all = __byte_perm(word, kMagic<T>, i ? 0x7372 : 0x7170);
+        const uint32_t all = __byte_perm(word, kMagic<T>, i % 2 ? 0x7372 : 0x7170);
         out[i] = minus<T>(all & 0xFF7FFF7Fu, all & 0xFF80FF80u);
       } else {
-        const uint32_t moved = __byte_perm(word ^ 0x80808080u, kMagic<T>, i ? 0x7372 : 0x7170);
+        const uint32_t moved = __byte_perm(word ^ 0x80808080u, kMagic<T>, i % 2 ? 0x7372 : 0x7170);
         out[i] = minus<T>(moved, twice(0x6480u));  // 1024 + 128
       }
     }
@@ -59,11 +60,11 @@ struct Decoder<Code::int8, T> {
 template <typename Format, typename T>
 struct Fp8Decoder {
   static constexpr int bits = 8;
-  __device__ __forceinline__ static void pairs(uint32_t word, uint32_t, uint32_t,
-                                               uint32_t (&out)[2]) {
+  __device__ __forceinline__ static uint32_t aid(uint32_t) { return 0; }
+  __device__ __forceinline__ static void pairs(uint2 codes, uint32_t, uint32_t, uint32_t (&out)[4]) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint32_t pair = word >> (16 * i);
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t pair = (i < 2 ? codes.x : codes.y) >> (16 * (i % 2));
       if constexpr (kIsBf16<T>) {
         const float2 v = decode_pair<Format>(pair);
         out[i] = pack_pair<T>(v.x, v.y);
@@ -102,38 +103,19 @@ struct Decoder<Code::e2m1, T> {
   static constexpr int bits = 4;
   static constexpr float kScaleFactor = kIsBf16<T> ? 0x1p117f : 0x1p7f;
   static constexpr float kValueUnit = kIsBf16<T> ? 0x1p-9f : 0x1p-7f;
-  // Of four e4m3 scales.
-  __device__ __forceinline__ static void aids(uint32_t e4m3, uint32_t (&out)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-      const uint32_t pair = e4m3 >> (8 * i);
-      if constexpr (kIsBf16<T>) {
-        const float2 v = decode_pair<E4M3>(pair);
-        const float a = __fmul_rn(v.x, kScaleFactor), b = __fmul_rn(v.y, kScaleFactor);
-        out[i] = pack_pair<T>(a, a), out[i + 1] = pack_pair<T>(b, b);
-      } else {
-        const uint32_t both = times<T>(halves_of<E4M3>(pair), twice(0x5800u));  // 2^7
-        out[i] = __byte_perm(both, 0, 0x1010), out[i + 1] = __byte_perm(both, 0, 0x3232);
-      }
-    }
+  __device__ __forceinline__ static uint32_t aid(uint32_t e4m3) {
+    const float scale = __fmul_rn(decode_pair<E4M3>(e4m3).x, kScaleFactor);
+    return pack_pair<T>(scale, scale);
   }
   __device__ __forceinline__ static void pairs(uint32_t codes, uint32_t aid, uint32_t,
                                                uint32_t (&out)[4]) {
     constexpr int place = kIsBf16<T> ? 6 : 9;
-    constexpr uint32_t sign = twice(0x8000u), magnitude = twice(7u << place);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      uint32_t placed;
-      if constexpr (kIsBf16<T>) {
-        // A product puts the code in both places, where it does not meet itself.
-        const uint32_t code = (codes >> (i / 2 * 8)) & twice(15u << (i % 2 * 4));
-        placed = (code * (i % 2 ? 0x0104u : 0x1040u)) & (sign | magnitude);
-      } else {
-        const int up = place - 4 * i;
-        const uint32_t moved = up >= 0 ? codes << (up >= 0 ? up : 0) : codes >> (up < 0 ? -up : 0);
-        placed = (moved & magnitude) | ((codes << (12 - 4 * i)) & sign);
-      }
-      out[i] = times<T>(placed, aid);
+      const int up = place - 4 * i;
+      const uint32_t moved = up >= 0 ? codes << (up >= 0 ? up : 0) : codes >> (up < 0 ? -up : 0);
+      const uint32_t sign = (codes << (12 - 4 * i)) & 0x80008000u;
+      out[i] = times<T>((moved & twice(7u << place)) | sign, aid);
     }
   }
 };

@@ -50,12 +50,6 @@ Output weight_only_decode(const Tensor& x, const Tensor& codes, const std::optio
             "`codes` must have rows of ", k, " codes, a multiple of 16 bytes");
   IXT_CHECK(n >= 1 && n < 1 << 30, "`codes` must have 1 to 2^30 rows, got ", n);
   IXT_CHECK(!scale || scale->numel() < 1 << 30, "`scale` must have fewer than 2^30 elements");
-  // Of scales in bytes the kernel knows where they lie in 64 bytes of codes, and in 16 rows.
-  const int64_t size = bits == 8 ? 32 : 16;
-  IXT_CHECK(!packed || code == Code::int4 || group == size, "`group` must be ", size,
-            " for `kind` ", kind, " with `packed`, got ", group);
-  IXT_CHECK(!packed || rows == 1 || rows >= kTileRows, "`rows` must be 1 or at least ", kTileRows,
-            " with `packed`, got ", rows);
   IXT_CHECK(!packed || packed->numel() < 1 << 30, "`packed` must have fewer than 2^30 elements");
   const Place place = place_of(x);
   const DeviceScope scope(place.index);

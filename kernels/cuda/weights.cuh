@@ -1,57 +1,156 @@
-// y (m, n) = x (m, k) @ W^T for m <= 16, W quantized: read once, tensor cores multiply.
+// y (m, n) = x (m, k) @ W^T for m <= 16, W quantized: the memory is read once, tensor cores multiply.
 //
 // W is the operand with 16 rows, x the one with 8 columns (twice where m > 8). A block has a share
-// of the tiles of 16 rows of W, and takes up to 2 * kTiles of them at a time ("a pass"). Its warps
-// are kSplits pairs, which split K among them, stage by stage (64 bytes of a row): pair w takes the
-// stages w, w + kSplits, ..., one warp of it the even tiles of the pass and the other the odd ones.
-// A pair reads ahead into a ring of its own in shared memory, and meets once a stage; what the
-// pairs have summed is added in their order at the end of a pass. The order of a result's sum
-// depends on k and the format alone, not on m, n or the card.
+// of the tiles of 16 rows of W, and takes up to kTiles of them at a time ("a pass"); its warps split
+// K among them, stage by stage (64 bytes of a row), warp w taking the stages w, w + 8, ... A warp
+// reads ahead into a ring of its own in shared memory, so no barrier is in the loop; what the warps
+// have summed is added in their order at the end of a pass. The order of a result's sum depends on
+// k and the format alone, not on m, n or the card.
 //
-// Codes are exact in bf16 and fp16, products are exact in fp32. The sum of a group, or of a stage
-// of a longer one, or of 32 elements where a stage has several groups, starts at zero, is
-// multiplied by the group's scale and added to the total. Groups of e2m1 are shorter than what an
-// instruction multiplies: their scales are multiplied into the codes, which is exact as well.
+// Codes are exact in bf16 and fp16, products are exact in fp32. The sum of a group, or of a stage of
+// a longer one, starts at zero, is multiplied by the group's scale and added to the total. Groups of
+// e2m1 are shorter than what an instruction multiplies: their scales are multiplied into the codes,
+// which is exact as well.
 #pragma once
 
-#include "weights_copy.cuh"
+#include "../common/mxfp8.h"
+#include "weight_codes.cuh"
 
 namespace ixt {
 namespace {
 
-// x of a chunk: what belongs to this thread's word of codes, of each column, paired as they are.
+constexpr int kWarps = 8;
+constexpr int kThreads = kWarps * kWarp;
+constexpr int kTileRows = 16;
+constexpr int kUnit = 32;   // elements of k that a quad of threads decodes at once, 8 each
+constexpr int kMostStages = 8;
+constexpr int kPad = 64;    // bytes; keeps the units of a row on different banks
+constexpr int kColumn = 20;                   // floats from a column of a tile's sums to the next
+
+// Where things lie in a stage: x by units, then the codes by tiles and units, then the scales.
 template <Code C, int NT>
-__device__ __forceinline__ void read_x(Shared mine, uint32_t (&b)[NT][Layout<C, NT>::pairs]) {
+struct Layout {
+  static constexpr int bits = Decoder<C, bf16>::bits;
+  static constexpr int stage = 512 / bits;  // elements of k
+  static constexpr int units = stage / kUnit;
+  static constexpr int x_unit = 8 * NT * kUnit * 2 + kPad;
+  static constexpr int x_bytes = units * x_unit;
+  static constexpr int row = kUnit * bits / 8;
+  static constexpr int unit = kTileRows * row + kPad;
+  static constexpr int tile = units * unit;
+  static constexpr int tiles = bits == 8 ? 4 : 8;  // at most, of a pass: limited by registers
+};
+
+__device__ __forceinline__ int group_index(const DecodeArgs& a, int row, int k) {
+  return (row >> a.row_shift) * a.groups + (k >> a.group_shift);
+}
+
+// A word of which the first `bytes` exist; the others are zero. The last ones of an array come by
+// themselves: a copy of a part of a word touches all of it. Who reads them has a __syncwarp()
+// before, as for copies.
+__device__ __forceinline__ void copy_word(char* shared, const uint8_t* global, int bytes) {
+  if (bytes >= 4) return copy4(shared, global);
+  for (int i = 0; i < 4; ++i) shared[i] = i < bytes ? static_cast<char>(__ldg(global + i)) : 0;
+}
+
+// Begin to copy what a stage needs; `lane` of the warp has its part of each row.
+template <Code C, bool Packed, typename T, int NT>
+__device__ __forceinline__ void copy_stage(const DecodeArgs& a, char* slot, int stage, int tile,
+                                           int count, int lane) {
+  using L = Layout<C, NT>;
+  const int k = stage * L::stage;
+  constexpr int x_chunks = L::stage / 8;  // of 16 bytes, a row
+#pragma unroll
+  for (int c = 0; c < 8 * NT * x_chunks / kWarp; ++c) {
+    const int row = (lane + kWarp * c) / x_chunks;
+    const int chunk = (lane + kWarp * c) % x_chunks;
+    if (row < a.m) {
+      copy16(slot + chunk / 4 * L::x_unit + row * 64 + chunk % 4 * 16,
+             static_cast<const T*>(a.x) + int64_t{row} * a.k + k + 8 * chunk, k + 8 * chunk < a.k);
+    }
+  }
+  const int64_t pitch = int64_t{a.k} * L::bits / 8;
+  const int64_t begin = int64_t{k} * L::bits / 8;
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {  // 4 chunks a row
+    const int row = (lane + kWarp * c) / 4;
+    const int byte = lane % 4 * 16;
+    const uint8_t* from = a.codes + (int64_t{tile} * kTileRows + row) * pitch + begin + byte;
+    char* to = slot + L::x_bytes + byte / L::row * L::unit + row * L::row + byte % L::row;
+    // Rows of this thread that are inside, times 16; none behind the end of k.
+    const int rows = begin + byte < pitch ? a.n - tile * kTileRows - row : 0;
+    for (int i = 0; i < count; ++i, from += kTileRows * pitch, to += L::tile) {
+      copy16(to, from, i * kTileRows < rows);
+    }
+  }
+  if (!Packed && a.scale == nullptr) return;
+  for (int entry = lane / kTileRows; entry < a.entries; entry += kWarp / kTileRows) {
+    // An entry behind the end of k, and a row behind that of n, take the last one's number.
+    const int at = min(k + (entry << a.entry_shift) * kUnit, a.k - 1);
+    const int first = tile * kTileRows + lane % kTileRows;
+    const int place = 4 * (entry * kTileRows + lane % kTileRows);
+    for (int i = 0; i < count; ++i) {
+      const int group = group_index(a, min(first + i * kTileRows, a.n - 1), at);
+      const int to = i * a.entries * kTileRows * 4 + place;
+      if (a.scale != nullptr) copy4(slot + a.scale_at + to, a.scale + group);
+      if constexpr (Packed) {  // the four bytes around it
+        const int four = group & ~3;
+        copy_word(slot + a.packed_at + to, a.packed + four, a.packed_bytes - four);
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ uint32_t read32(const char* p) {
+  return *reinterpret_cast<const uint32_t*>(p);
+}
+
+template <Code C>
+__device__ __forceinline__ auto read_codes(const char* p) {
+  if constexpr (Decoder<C, bf16>::bits == 8) {
+    return *reinterpret_cast<const uint2*>(p);
+  } else {
+    return read32(p);
+  }
+}
+
+// x of a unit: the thread's eight elements of each column, paired as the codes are.
+template <Code C, int NT>
+__device__ __forceinline__ void read_x(const char* unit, int lane, uint32_t (&b)[NT][4]) {
 #pragma unroll
   for (int j = 0; j < NT; ++j) {
-    const Shared at = mine + 8 * j * Layout<C, NT>::x_row;
-    if constexpr (Layout<C, NT>::pairs == 2) {
-      const uint2 v = read8(at);
-      b[j][0] = v.x, b[j][1] = v.y;
+    const uint4 v = *reinterpret_cast<const uint4*>(unit + (8 * j + lane / 4) * 64 + lane % 4 * 16);
+    if constexpr (Decoder<C, bf16>::bits == 8) {
+      b[j][0] = v.x, b[j][1] = v.y, b[j][2] = v.z, b[j][3] = v.w;
     } else {
-      const uint4 v = read16(at);
       b[j][0] = __byte_perm(v.x, v.z, 0x5410), b[j][1] = __byte_perm(v.x, v.z, 0x7632);
       b[j][2] = __byte_perm(v.y, v.w, 0x5410), b[j][3] = __byte_perm(v.y, v.w, 0x7632);
     }
   }
 }
 
-// The bytes of a row's groups in a stage, the first one lowest; of e2m1, where a chunk has two, the
-// one that this thread's codes belong to. `place` is where they begin in what was copied.
-template <Code C>
-__device__ __forceinline__ uint32_t read_bytes(Shared row, int place) {
-  if constexpr (C == Code::e2m1) {
-    const uint4 v = read16(row);
-    const bool later = place >= 4;
-    const uint32_t first = later ? v.y : v.x, second = later ? v.z : v.y;
-    const uint32_t third = later ? v.w : v.z;
-    const uint32_t low = __funnelshift_r(first, second, 8 * (place & 3));
-    const uint32_t high = __funnelshift_r(second, third, 8 * (place & 3));
-    return __byte_perm(low, high, threadIdx.x & 2 ? 0x7531 : 0x6420);
-  } else {
-    const uint2 v = read8(row);
-    return __funnelshift_r(v.x, v.y, 8 * place);
-  }
+// Where the number of a unit's group lies, of row `row` of tile `i`.
+__device__ __forceinline__ int entry_at(const DecodeArgs& a, int i, int u, int row) {
+  return 4 * ((i * a.entries + (u >> a.entry_shift)) * kTileRows + row);
+}
+
+// The byte of the group that begins with a unit: it was copied with its three neighbours.
+template <Code C, int NT>
+__device__ __forceinline__ uint32_t packed_byte(const DecodeArgs& a, const char* slot, int i, int u,
+                                                int row, int tile, int stage, int lane) {
+  const int n = min((tile + i) * kTileRows + row, a.n - 1);
+  constexpr int last = C == Code::e2m1 ? kUnit : 1;  // behind the end: this row's last, not the next
+  int place = group_index(a, n, min(stage * Layout<C, NT>::stage + u * kUnit, a.k - last)) & 3;
+  if constexpr (C == Code::e2m1) place += lane % 4 / 2;  // a unit has two groups, place is even
+  return __byte_perm(read32(slot + a.packed_at + entry_at(a, i, u, row)), 0, 0x4440 + place);
+}
+
+// What the sum of a group is multiplied by: the fp32 number in shared memory, a byte, or nothing.
+template <Code C, bool Packed>
+__device__ __forceinline__ float group_scale(const DecodeArgs& a, const char* at, uint32_t byte) {
+  if constexpr (C == Code::e2m1) return 1.0f;  // it is in the codes
+  if constexpr (Packed && C != Code::int4) return e8m0_value(byte);
+  return a.scale == nullptr ? 1.0f : *reinterpret_cast<const float*>(at);
 }
 
 // Add the sums of a group to the total, and begin anew. Two columns belong to a row.
@@ -68,131 +167,54 @@ __device__ __forceinline__ void add_group(float (&part)[NT][4], const float (&sc
   }
 }
 
-// What this thread reads of a stage: where its part of its warp's first tile is. The next one is
-// two tiles further.
-struct View {
-  Shared x, codes[2], scales, packed;  // codes: of the first two chunks, of the other two
-  int row;        // of the codes: this one, and eight further
-  int first;      // group of a row
-  uint32_t keep;  // of read_bytes(): the others are behind the end of k, and another row's
-};
-
-template <Code C, int NT>
-__device__ __forceinline__ View view_of(const DecodeArgs& a, Shared slot, int stage, int tile,
-                                        int side, int scales_bytes) {
+template <Code C, bool Packed, typename T, int NT>
+__device__ __forceinline__ void multiply_stage(const DecodeArgs& a, const char* slot, int stage,
+                                               int tile, int count, int lane,
+                                               float (&sum)[Layout<C, NT>::tiles][NT][4]) {
   using L = Layout<C, NT>;
-  const int lane = threadIdx.x % kWarp;
-  const int row = lane / 4;
-  const int first = stage * L::stage >> a.group_shift;
-  // A byte of an e2m1 thread's is one of two. Zero points may be any: their codes are zero.
-  const int lack = max(0, (C == Code::e2m1 ? 8 : 2) - (a.groups - first));
-  const uint32_t keep = C == Code::e2m1 ? 0xFFFFFFFFu >> 4 * lack : 0xFFFFu >> 8 * lack;
-  const Shared codes = slot + L::x_bytes + side * L::tile;
-  return {slot + row * L::x_row + lane % 4 * (L::x_row / 4),
-          {codes + chunk_at(lane / 16, lane % 16), codes + chunk_at(2 + lane / 16, lane % 16)},
-          slot + a.scale_at + side * scales_bytes + 4 * row,
-          slot + a.packed_at + (side * kTileRows + row) * 2 * L::word,
-          (tile + side) * kTileRows + row,
-          first,
-          C == Code::int4 ? 0xFFFFFFFFu : keep};
-}
-
-// The bytes of the two rows of this thread, of its warp's tile `i`.
-template <Code C, int NT>
-__device__ __forceinline__ void tile_bytes(const DecodeArgs& a, const View& v, int i,
-                                           uint32_t (&bytes)[2]) {
-  constexpr int word = Layout<C, NT>::word;
-  const Shared rows = v.packed + i * 2 * kTileRows * 2 * word;
-  const int group = ((v.row + i * 2 * kTileRows) >> a.row_shift) * a.groups + v.first;
-  // Eight rows further it is the same: a block of rows has them both, or it is 8 * a.groups more.
-  const int place = group & (word - 1);
-  bytes[0] = read_bytes<C>(rows, place) & v.keep;
-  bytes[1] = read_bytes<C>(rows + 8 * 2 * word, place) & v.keep;
-}
-
-// The scales of group `u` of a stage, of both rows.
-template <Code C, bool Packed>
-__device__ __forceinline__ void group_scales(const DecodeArgs& a, const View& v, int i, int u,
-                                             const uint32_t (&bytes)[2], float (&scale)[2]) {
-  scale[0] = scale[1] = 1.0f;
-  if constexpr (C == Code::e2m1) return;  // they are in the codes
-  if constexpr (Packed && C != Code::int4) {
-    for (int half = 0; half < 2; ++half) {
-      scale[half] = e8m0_value(__byte_perm(bytes[half], 0, 0x4440 + u));
-    }
-  } else if (a.scale != nullptr) {
-    const Shared from = v.scales + (i * a.entries + u) * kTileRows * 4;
-    scale[0] = __uint_as_float(read4(from));
-    scale[1] = __uint_as_float(read4(from + 8 * 4));
-  }
-}
-
-// Multiply this warp's tile `i`. Whole: its stage is of one group, else of a.entries.
-template <Code C, bool Packed, bool Whole, typename T, int NT>
-__device__ __forceinline__ void multiply_tile(
-    const DecodeArgs& a, const View& v, int i,
-    const uint32_t (&x)[kChunks][NT][Layout<C, NT>::pairs], float (&sum)[NT][4]) {
-  using L = Layout<C, NT>;
+  constexpr bool in_codes = C == Code::e2m1;  // the scales are
   constexpr uint32_t flip = kMagic<T> | (Packed ? 0u : twice(8u));
-  constexpr int unit = kUnit / L::chunk_k;  // chunks
-  uint32_t codes[2][4];  // of two chunks: the first one's two rows, the second one's
+  uint32_t x[L::units][NT][4];
 #pragma unroll
-  for (int pair = 0; pair < 2; ++pair) {
-    read_matrices(v.codes[pair] + 2 * i * L::tile, codes[pair]);
-  }
-  uint32_t bytes[2] = {};
-  if constexpr (Packed) tile_bytes<C, NT>(a, v, i, bytes);
-  uint32_t aid[2][kChunks];
+  for (int u = 0; u < L::units; ++u) read_x<C, NT>(slot + u * L::x_unit, lane, x[u]);
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    if constexpr (C == Code::e2m1) {
-      Decoder<C, T>::aids(bytes[half], aid[half]);
-    } else if constexpr (C == Code::int4) {
+  for (int i = 0; i < L::tiles; ++i) {
+    if (i >= count) break;
+    float part[NT][4] = {};
+    uint32_t byte[2] = {8, 8};  // the zero point of symmetric int4
 #pragma unroll
-      for (int c = 0; c < kChunks; ++c) {
-        const int u = Whole ? 0 : c >> a.entry_shift;
-        aid[half][c] = Decoder<C, T>::aid(Packed ? __byte_perm(bytes[half], 0, 0x4440 + u) : 8);
+    for (int u = 0; u < L::units; ++u) {
+      uint32_t w[2][4];
+      if constexpr (Packed) {
+        if (u == 0 || in_codes || (u & ((1 << a.entry_shift) - 1)) == 0) {  // another group
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int row = lane / 4 + 8 * half;
+            byte[half] = packed_byte<C, NT>(a, slot, i, u, row, tile, stage, lane);
+          }
+        }
       }
-    }
-  }
-  float part[NT][4] = {};
 #pragma unroll
-  for (int c = 0; c < kChunks; ++c) {
-    uint32_t w[2][L::pairs];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      Decoder<C, T>::pairs(codes[c / 2][c % 2 * 2 + half], aid[half][c], flip, w[half]);
-    }
-#pragma unroll
-    for (int p = 0; p < L::pairs; p += 2) {
+      for (int half = 0; half < 2; ++half) {
+        const int at = u * L::unit + (lane / 4 + 8 * half) * L::row + lane % 4 * (L::row / 4);
+        Decoder<C, T>::pairs(read_codes<C>(slot + L::x_bytes + i * L::tile + at),
+                             Decoder<C, T>::aid(byte[half]), flip, w[half]);
+      }
 #pragma unroll
       for (int j = 0; j < NT; ++j) {
-        multiply<T>(part[j], w[0][p], w[1][p], w[0][p + 1], w[1][p + 1], x[c][j][p],
-                    x[c][j][p + 1]);
+        multiply<T>(part[j], w[0][0], w[1][0], w[0][1], w[1][1], x[u][j][0], x[u][j][1]);
+        multiply<T>(part[j], w[0][2], w[1][2], w[0][3], w[1][3], x[u][j][2], x[u][j][3]);
       }
-    }
-    if (c + 1 == kChunks || (!Whole && (c + 1) % unit == 0)) {
-      // Those of e8m0 are of 32 elements.
-      const bool every = Packed && C != Code::int4;
+      const bool last = u + 1 == L::units;
+      if (!last && (in_codes || ((u + 1) & ((1 << a.entry_shift) - 1)) != 0)) continue;
       float scale[2];
-      group_scales<C, Packed>(a, v, i, Whole ? 0 : every ? c / unit : c / unit >> a.entry_shift,
-                              bytes, scale);
-      add_group<NT>(part, scale, sum);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const char* at = slot + a.scale_at + entry_at(a, i, u, lane / 4 + 8 * half);
+        scale[half] = group_scale<C, Packed>(a, at, byte[half]);
+      }
+      add_group<NT>(part, scale, sum[i]);
     }
-  }
-}
-
-template <Code C, bool Packed, bool Whole, typename T, int NT>
-__device__ __forceinline__ void multiply_stage(const DecodeArgs& a, const View& v, int tiles,
-                                               float (&sum)[kTiles][NT][4]) {
-  using L = Layout<C, NT>;
-  uint32_t x[kChunks][NT][L::pairs];
-#pragma unroll
-  for (int c = 0; c < kChunks; ++c) read_x<C, NT>(v.x + c * L::x_chunk, x[c]);
-#pragma unroll
-  for (int i = 0; i < kTiles; ++i) {
-    if (i >= tiles) break;
-    multiply_tile<C, Packed, Whole, T, NT>(a, v, i, x, sum[i]);
   }
 }
 
@@ -211,42 +233,40 @@ __device__ __forceinline__ float finish(const DecodeArgs& a, float sum, int n) {
   }
 }
 
-// Add the pairs' sums of `count` tiles in the order of the pairs, and write y. The warps of a side
-// write the tiles that they have summed.
+// Add the warps' sums of `count` tiles in the order of the warps, and write y.
 template <Code C, typename T, int NT>
-__device__ __forceinline__ void write_tiles(const DecodeArgs& a, int tile, int count, int side,
-                                            const float (&sum)[kTiles][NT][4]) {
-  __shared__ float shared[2][kSplits][8 * NT * kColumn];
+__device__ __forceinline__ void write_tiles(const DecodeArgs& a, int tile, int count, int& turn,
+                                            const float (&sum)[Layout<C, NT>::tiles][NT][4]) {
+  __shared__ float shared[2][kWarps][8 * NT * kColumn];
   const int lane = threadIdx.x % kWarp;
   const int row = threadIdx.x % kTileRows;
-  const int column = threadIdx.x / kTileRows % kMostRows;
-  auto& mine = shared[side][threadIdx.x / kWarp % kSplits];
+  const int column = threadIdx.x / kTileRows;
 #pragma unroll
-  for (int i = 0; i < kTiles; ++i) {
-    if (2 * i >= count) break;
+  for (int i = 0; i < Layout<C, NT>::tiles; ++i) {
+    if (i >= count) break;
+    auto& of_warps = shared[turn];  // the other one may still be read
+    turn ^= 1;
 #pragma unroll
     for (int j = 0; j < NT; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int m = 8 * j + lane % 4 * 2 + e % 2;
-        mine[m * kColumn + lane / 4 + e / 2 * 8] = sum[i][j][e];
+        of_warps[threadIdx.x / kWarp][m * kColumn + lane / 4 + e / 2 * 8] = sum[i][j][e];
       }
     }
     __syncthreads();
-    const int n = (tile + 2 * i + side) * kTileRows + row;
-    if (2 * i + side < count && column < a.m && n < a.n) {
-      float total = 0.0f;
+    const int n = (tile + i) * kTileRows + row;
+    if (column >= a.m || n >= a.n) continue;
+    float total = 0.0f;
 #pragma unroll
-      for (int w = 0; w < kSplits; ++w) {
-        total = __fadd_rn(total, shared[side][w][column * kColumn + row]);
-      }
-      total = finish<C, T>(a, total, n);
-      if (a.bias != nullptr) {
-        total = __fadd_rn(total, static_cast<float>(static_cast<const T*>(a.bias)[n]));
-      }
-      static_cast<T*>(a.y)[int64_t{column} * a.n + n] = static_cast<T>(total);
+    for (int w = 0; w < kWarps; ++w) {
+      total = __fadd_rn(total, of_warps[w][column * kColumn + row]);
     }
-    __syncthreads();  // before the next tiles' sums replace these
+    total = finish<C, T>(a, total, n);
+    if (a.bias != nullptr) {
+      total = __fadd_rn(total, static_cast<float>(static_cast<const T*>(a.bias)[n]));
+    }
+    static_cast<T*>(a.y)[int64_t{column} * a.n + n] = static_cast<T>(total);
   }
 }
 
@@ -254,39 +274,42 @@ template <Code C, bool Packed, typename T, int NT>
 __global__ void __launch_bounds__(kThreads, 1)
     multiply_weights(const __grid_constant__ DecodeArgs a) {
   extern __shared__ __align__(16) char ring[];
-  const int split = threadIdx.x / kWarp % kSplits;
-  const int side = threadIdx.x / (kWarp * kSplits);  // the warps of a pair are on one scheduler
-  const int block = blockIdx.x, blocks = gridDim.x;  // the first ones have a tile more
-  const int first = a.tiles / blocks * block + min(a.tiles % blocks, block);
-  const int end = first + a.tiles / blocks + (block < a.tiles % blocks);
-  Feed<C, Packed, T, NT> feed(a, shared_address(ring), split, side, first, end);
-  const int scales_bytes = feed.scales_of(a);
+  const int lane = threadIdx.x % kWarp;
+  const int warp = threadIdx.x / kWarp;
+  const int first = static_cast<int>(int64_t{a.tiles} * blockIdx.x / gridDim.x);
+  const int end = static_cast<int>(int64_t{a.tiles} * (blockIdx.x + 1) / gridDim.x);
+  const int all = (a.k + Layout<C, NT>::stage - 1) / Layout<C, NT>::stage;
+  const int rounds = (all + kWarps - 1) / kWarps;  // stages of a warp in a pass, the last may lack
+  char* mine = ring + warp * a.stages * a.stage_bytes;
+
+  int next_tile = first, next_round = 0, next_slot = 0;
+  const auto copy_next = [&] {
+    const int stage = next_round * kWarps + warp;
+    if (next_tile < end && stage < all) {
+      copy_stage<C, Packed, T, NT>(a, mine + next_slot * a.stage_bytes, stage, next_tile,
+                           min(a.pass_tiles, end - next_tile), lane);
+    }
+    copies_end();
+    if (++next_slot == a.stages) next_slot = 0;
+    if (++next_round == rounds) next_round = 0, next_tile += a.pass_tiles;
+  };
+  for (int i = 0; i + 1 < a.stages; ++i) copy_next();
+
+  int slot = 0, turn = 0;
   for (int tile = first; tile < end; tile += a.pass_tiles) {
     const int count = min(a.pass_tiles, end - tile);
-    const int tiles = (count - side + 1) / 2;  // of this warp
-    float sum[kTiles][NT][4] = {};
-    // A pair's stages, of which the last may lack; before the first ones, the ring is filled.
-    int stage = split - (tile == first ? (a.stages - 1) * kSplits : 0);
-#pragma unroll 1
-    for (; stage - split < feed.all; stage += kSplits) {
-      __syncwarp();  // lanes go different ways where they copy; what follows takes whole warps
-      if (stage >= 0) {
-        wait_copies(a.stages - 2);
-        meet(1 + split, 2 * kWarp);  // the pair's copies are here, and it has read the next slot
+    float sum[Layout<C, NT>::tiles][NT][4] = {};
+    for (int round = 0; round < rounds; ++round) {
+      wait_copies(a.stages - 2);
+      __syncwarp();  // the other lanes' copies are here, and they have read the slot that is next
+      copy_next();
+      const int stage = round * kWarps + warp;
+      if (stage < all) {
+        multiply_stage<C, Packed, T, NT>(a, mine + slot * a.stage_bytes, stage, tile, count, lane, sum);
       }
-      feed.copy_next();
-      if (stage < 0 || stage >= feed.all) continue;
-      __syncwarp();
-      // What is copied after the next one goes where this stage is.
-      const View v = view_of<C, NT>(a, feed.slot, stage, tile, side, scales_bytes);
-      // Bytes of e8m0 are for groups of 32, those of e2m1 are in the codes.
-      if (C == Code::e2m1 || (!(Packed && C != Code::int4) && a.entries == 1)) {
-        multiply_stage<C, Packed, true, T, NT>(a, v, tiles, sum);
-      } else if constexpr (C != Code::e2m1) {
-        multiply_stage<C, Packed, false, T, NT>(a, v, tiles, sum);
-      }
+      if (++slot == a.stages) slot = 0;
     }
-    write_tiles<C, T, NT>(a, tile, count, side, sum);
+    write_tiles<C, T, NT>(a, tile, count, turn, sum);
   }
 }
 

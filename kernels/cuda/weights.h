@@ -7,8 +7,7 @@
 
 namespace ixt {
 
-constexpr int kMostRows = 16;  // of x
-constexpr int kTileRows = 16;  // of W
+constexpr int kMostRows = 16;
 
 enum class Code { int8, e4m3, e5m2, int4, e2m1 };
 
@@ -32,8 +31,8 @@ struct DecodeArgs {
   int stages;               // of the ring of a warp
   int stage_bytes;          // of which the groups' numbers begin at
   int scale_at, packed_at;
-  int entries, entries_shift;  // numbers a row of W has in a stage, and log2 of that; one for
-  int entry_shift;             // 1 << entry_shift units
+  int entries;              // numbers a row of W has in a stage, one for
+  int entry_shift;          // 1 << entry_shift units
 };
 
 // One for each code; T is the dtype of x.

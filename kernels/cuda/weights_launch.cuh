@@ -32,27 +32,21 @@ inline Card card_of(int device) {
   return {static_cast<int>(both >> 32), static_cast<int>(both & 0xFFFFFFFF)};
 }
 
-// Bytes of a stage of `tiles` tiles, up to the bytes of groups, and with them.
+// Bytes of a tile in a stage, and of the rings of a block.
 template <Code C, int NT>
-int scaled_bytes(const DecodeArgs& a, int tiles) {
-  const int scales = a.scale ? (tiles + 1) / 2 * 2 * a.entries * kTileRows * 4 : 0;
-  return Layout<C, NT>::x_bytes + tiles * Layout<C, NT>::tile + scales;
-}
-
-template <Code C, int NT>
-int stage_bytes(const DecodeArgs& a, int tiles) {
-  return scaled_bytes<C, NT>(a, tiles) +
-         (a.packed ? tiles * kTileRows * 2 * Layout<C, NT>::word : 0);
+int tile_bytes(const DecodeArgs& a) {
+  const int entry_bytes = a.entries * kTileRows * 4;
+  return Layout<C, NT>::tile + (a.scale ? entry_bytes : 0) + (a.packed ? entry_bytes : 0);
 }
 
 template <Code C, int NT>
 int ring_bytes(const DecodeArgs& a, int tiles, int stages) {
-  return kSplits * stages * stage_bytes<C, NT>(a, tiles);
+  return kWarps * stages * (Layout<C, NT>::x_bytes + tiles * tile_bytes<C, NT>(a));
 }
 
 template <int NT>
 int for_rings(int shared_bytes) {  // what write_tiles leaves
-  return shared_bytes - 2 * kSplits * 8 * NT * kColumn * static_cast<int>(sizeof(float));
+  return shared_bytes - 2 * kWarps * 8 * NT * kColumn * static_cast<int>(sizeof(float));
 }
 
 // Cut the work for `blocks` blocks; returns the bytes of the rings.
@@ -61,15 +55,15 @@ int plan(DecodeArgs& a, int blocks, int shared_bytes) {
   using L = Layout<C, NT>;
   const int most = (a.tiles + blocks - 1) / blocks;  // tiles of a block
   const int available = for_rings<NT>(shared_bytes);
-  int fit = 2 * kTiles;
+  int fit = L::tiles;
   while (fit > 1 && ring_bytes<C, NT>(a, fit, 2) > available) --fit;
   const int passes = (most + fit - 1) / fit;
   a.pass_tiles = (most + passes - 1) / passes;
   a.scale_at = L::x_bytes + a.pass_tiles * L::tile;
-  a.packed_at = scaled_bytes<C, NT>(a, a.pass_tiles);
-  a.stage_bytes = stage_bytes<C, NT>(a, a.pass_tiles);
-  a.stages = std::clamp(available / (kSplits * a.stage_bytes), 2, kMostStages);
-  return kSplits * a.stages * a.stage_bytes;
+  a.packed_at = a.scale_at + (a.scale ? a.pass_tiles * a.entries * kTileRows * 4 : 0);
+  a.stage_bytes = L::x_bytes + a.pass_tiles * tile_bytes<C, NT>(a);
+  a.stages = std::clamp(available / (kWarps * a.stage_bytes), 2, kMostStages);
+  return kWarps * a.stages * a.stage_bytes;
 }
 
 template <Code C, bool Packed, typename T, int NT>
@@ -99,10 +93,9 @@ void run_decode(DecodeArgs& a, Float x, Target target) {
 template <Code C, bool Packed>
 void launch_decode(DecodeArgs& a, Float x, Target target) {
   a.tiles = (a.n + kTileRows - 1) / kTileRows;
-  constexpr int most = Layout<C, 1>::bits == 8 ? 1 : 2;  // log2 of the units of a stage
-  a.entry_shift = std::clamp(a.group_shift - 5, 0, most);
-  a.entries_shift = most - a.entry_shift;
-  a.entries = 1 << a.entries_shift;
+  // A unit of e2m1 has two groups, whose bytes are copied together.
+  a.entry_shift = std::clamp(a.group_shift - 5, 0, Layout<C, 1>::bits == 8 ? 1 : 2);
+  a.entries = Layout<C, 1>::units >> a.entry_shift;
   if (a.m <= 8) return run_decode<C, Packed, 1>(a, x, target);
   if (ring_bytes<C, 2>(a, 1, 2) <= for_rings<2>(card_of(target.device).shared_bytes)) {
     return run_decode<C, Packed, 2>(a, x, target);

@@ -5,88 +5,40 @@
 
 namespace ixt {
 
-using Shared = uint32_t;  // an address in shared memory
-
-__device__ __forceinline__ Shared shared_address(const void* shared) {
-  uint32_t address;  // by hand: otherwise it is computed anew for every use
-  asm volatile("{.reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t;}"
-               : "=r"(address)
-               : "l"(shared));
-  return address;
-}
-
 // 16 bytes of global memory into shared memory; zeros where not `inside`, and nothing is read.
-__device__ __forceinline__ void copy16(Shared to, const void* global, bool inside) {
+__device__ __forceinline__ void copy16(void* shared, const void* global, bool inside) {
+  const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   const int bytes = inside ? 16 : 0;
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(global),
                "r"(bytes)
                : "memory");
 }
 
-// Four or eight bytes.
-template <int Bytes>
-__device__ __forceinline__ void copy_small(Shared to, const void* global) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(global), "n"(Bytes)
-               : "memory");
-}
-
-__device__ __forceinline__ void write_byte(Shared to, uint32_t byte) {
-  asm volatile("st.shared.u8 [%0], %1;" ::"r"(to), "r"(byte) : "memory");
-}
-
-__device__ __forceinline__ uint32_t read4(Shared from) {
-  uint32_t v;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(from) : "memory");
-  return v;
-}
-
-__device__ __forceinline__ uint2 read8(Shared from) {
-  uint2 v;
-  asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(from) : "memory");
-  return v;
-}
-
-__device__ __forceinline__ uint4 read16(Shared from) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(from)
-               : "memory");
-  return v;
+// Four bytes.
+__device__ __forceinline__ void copy4(void* shared, const void* global) {
+  const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(global) : "memory");
 }
 
 // What was copied since the last call is a group.
 __device__ __forceinline__ void copies_end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Wait until at most `pending` of this thread's groups, 0 to 2, are under way. Written so that no
-// table of jumps comes of it.
+template <int Pending>
+__device__ __forceinline__ void wait_but() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
+}
+
+// Wait until at most `pending` of this thread's groups, 0 to 6, are under way.
 __device__ __forceinline__ void wait_copies(int pending) {
-  asm volatile(
-      "{.reg .pred none, one; setp.eq.s32 none, %0, 0; setp.eq.s32 one, %0, 1;\n\t"
-      "@none cp.async.wait_group 0;\n\t@one cp.async.wait_group 1;\n\t"
-      "cp.async.wait_group 2;}" ::"r"(pending)
-      : "memory");
-}
-
-// A number that is kept, and not computed anew where it is used.
-__device__ __forceinline__ int kept(int v) {
-  int same;
-  asm volatile("mov.b32 %0, %1;" : "=r"(same) : "r"(v));
-  return same;
-}
-
-// Wait for the other threads of a barrier that has `threads` of the block; whole warps.
-__device__ __forceinline__ void meet(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
-// Four matrices of 8 rows of 16 bytes: lane i has the address of row i % 8 of matrix i / 8, and
-// gets the four bytes from 4 * (i % 4) on of row i / 4 of each.
-__device__ __forceinline__ void read_matrices(Shared from, uint32_t (&out)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-               : "r"(from)
-               : "memory");
+  switch (pending) {
+    case 0: return wait_but<0>();
+    case 1: return wait_but<1>();
+    case 2: return wait_but<2>();
+    case 3: return wait_but<3>();
+    case 4: return wait_but<4>();
+    case 5: return wait_but<5>();
+    default: return wait_but<6>();
+  }
 }
 
 // sum (16, 8) += a (16, 16) @ b (16, 8), pairs of T in each word, fp32 sums.
