@@ -1,8 +1,7 @@
 """Which kernel multiplies scaled matrices: a table, and the function that reads it.
 
 Plain data in, a name and a reason out; no tensor is read.  The op's implementation and ``explain``
-ask the same function.  The rules are what torch and cuBLASLt say they take; where two routes would
-do, which is the faster is still to be measured.
+ask the same function.  The rules are what torch and cuBLASLt say they take.
 """
 
 from __future__ import annotations
