@@ -28,6 +28,7 @@ from ..validation import (
     check_tensor,
 )
 from . import fp8, fp8_block, int4, int8, mxfp8, nvfp4
+from ._gemm_calls import aligned
 from ._library import LIBRARY, define
 from ._routes_weight_only import Call, choose_weight_only
 
@@ -164,8 +165,8 @@ def _cuda(family: Family, x: Tensor, *rest: Any) -> Tensor:
         return F.linear(x, family.dequantize(weight, x.dtype), bias)
     kind, *tensors, group, rows = family.decode(weight)
     # what the kernels read is contiguous and on 16 bytes
-    matrix, codes = _laid_out(x.reshape(-1, x.shape[-1])), _laid_out(weight[0])
-    scale, packed, last, added = (None if t is None else _laid_out(t) for t in (*tensors, bias))
+    matrix, codes = aligned(x.reshape(-1, x.shape[-1])), aligned(weight[0])
+    scale, packed, last, added = (None if t is None else aligned(t) for t in (*tensors, bias))
     multiply = getattr(_ops, DECODE)
     result: Tensor = multiply(matrix, codes, added, kind, scale, packed, last, group, rows)
     return result.reshape(*x.shape[:-1], codes.shape[0])
@@ -182,11 +183,6 @@ def _why(family: Family, x: Tensor, *rest: Any, **named: Any) -> str:
         return ": ".join(choose_weight_only(family.call(x, weight)))
     except ValueError as refusal:  # raised when it runs
         return str(refusal)
-
-
-def _laid_out(t: Tensor) -> Tensor:
-    t = t.contiguous()
-    return t if t.data_ptr() % 16 == 0 else t.clone()
 
 
 def _exact(family: str, shape: tuple[int, int], integers: Any, dtype: torch.dtype) -> Weight:

