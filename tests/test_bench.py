@@ -205,3 +205,19 @@ def test_unknown_suite_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         bench.main(["nothing"])
     assert "chains" in capsys.readouterr().err
+
+
+def test_calls_in_rotation_need_a_card(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["kernels", "--device", "cpu", "--rotate"]) == 2
+    assert "--device is cpu" in capsys.readouterr().out
+
+
+@pytest.mark.gpu
+def test_calls_in_rotation_are_measured_and_kept(tmp_path: Path) -> None:
+    kept = tmp_path / "numbers.json"
+    only = ["--only", "INT8 dequantize row"]
+    assert bench.main(["kernels", "--shape", "64x256", "--rotate", *only, "--json", str(kept)]) == 0
+    report = json.loads(kept.read_text())
+    (row,), (copies,) = report["kernels"], report["copies"]
+    share = 100 * row["bytes"] / row["rotating_us"] * 1e6 / copies["rotating"]
+    assert row["percent_rotating"] == pytest.approx(share, rel=0.05)

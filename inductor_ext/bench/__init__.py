@@ -39,6 +39,10 @@ def main(argv: list[str] | None = None) -> int:
         "--compiled", action="store_true",
         help="kernels: also each op compiled alone, by default and lowered (seconds a case)",
     )  # fmt: skip
+    parser.add_argument(
+        "--rotate", action="store_true",
+        help="kernels: also over several tensors in turn, caches as the calls before left them",
+    )  # fmt: skip
     parser.add_argument("--device", default=None, help="cuda or cpu (default: cuda if present)")
     parser.add_argument("--only", default="", help="only lines whose name contains this")
     parser.add_argument(

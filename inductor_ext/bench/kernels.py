@@ -5,6 +5,10 @@ where its amax is needed before any code).  Shares are of the floor at the speed
 and of a copy of as many elements.  Compiled alone, an op becomes what the plugin chooses where
 there is nothing to fuse with, usually a call of its kernel; and is forced to be lowered
 (``config.always_lower``).
+
+With ``--rotate`` ops that have a goal, and the copy, also run over several tensors in turn
+(:func:`inductor_ext.bench.timing.rotating_time`): the flush of ``do_bench`` leaves megabytes of
+dirty lines in the L2 cache, for which an op that mostly reads pays more than a copy does.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from inductor_ext import registry
 
 from .environment import environment
 from .kernel_cases import CASES, Case, Input, inputs
-from .timing import copy_bandwidth, device_time
+from .timing import copy_bandwidth, device_time, rotating_time
 
 SHAPES = {"cuda": ((16384, 8192), (8192, 4096), (4096, 14336)), "cpu": ((256, 1024),)}
 LARGE = 16384 * 8192
@@ -37,6 +41,8 @@ SMALLER = 5
 """Points by which the goal of a smaller shape is lower."""
 NOISE = 1.02
 """Times that differ by less are taken as equal."""
+ROTATING_BYTES = 400 << 20
+"""Bytes of ``x`` that calls in rotation go through, several times an L2 cache."""
 Shape = tuple[int, int]
 
 
@@ -66,6 +72,8 @@ class Row:
     goal_percent: int | None
     default: Compiled | None = None
     lowered: Compiled | None = None
+    rotating_us: float | None = None
+    percent_rotating: float | None = None
 
     @property
     def missed(self) -> bool:
@@ -83,10 +91,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Copies:
-    """Bytes a second, read plus written, of a large copy and of one of the shape's elements."""
+    """Bytes a second, read plus written, of a large copy and of one of the shape's elements.
+
+    ``rotating``: of the latter over several tensors in turn.
+    """
 
     large: float
     equal: float
+    rotating: float | None = None
 
 
 def goal(case: Case, shape: Shape) -> int | None:
@@ -142,8 +154,12 @@ def compiled(op: Any, arguments: tuple[Any, ...], *, always_lower: bool) -> Comp
         return Compiled(round(device_time(call, device), 1), " + ".join(outcomes) or "opaque")
 
 
-def measure(case: Case, tensors: dict[str, Tensor], copies: Copies, *, alone: bool) -> Row:
-    """Time the eager op and, if asked, the op compiled alone in both ways (if they differ)."""
+def measure(case: Case, several: list[dict[str, Tensor]], copies: Copies, *, alone: bool) -> Row:
+    """Time the eager op and, if asked, the op compiled alone in both ways (if they differ).
+
+    ``several``: what :func:`inputs` returned, once for each call in rotation.
+    """
+    tensors = several[0]
     x, op, arguments = tensors["x"], overload(case.op), fill(case, tensors)
     size = floor(case, arguments, op(*arguments), x)
     us = device_time(partial(op, *arguments), x.device)
@@ -151,13 +167,30 @@ def measure(case: Case, tensors: dict[str, Tensor], copies: Copies, *, alone: bo
     default = lowered = compiled(op, arguments, always_lower=False) if alone else None
     if default and default.outcome != "lowered":
         lowered = compiled(op, arguments, always_lower=True)
+    rotating_us = percent_rotating = None
+    if copies.rotating and case.goal is not None:
+        rotating_us = rotating_time([partial(op, *fill(case, each)) for each in several])
+        percent_rotating = round(100 * size / copies.rotating / rotating_us * 1e6, 1)
+        rotating_us = round(rotating_us, 1)
     return Row(
         shape, case.family, case.name, case.op, size, round(us, 1),
         round(100 * size / copies.large / us * 1e6, 1),
         round(100 * size / copies.equal / us * 1e6, 1),
         goal(case, shape) if x.device.type == "cuda" else None,
-        default, lowered,
+        default, lowered, rotating_us, percent_rotating,
     )  # fmt: skip
+
+
+def rotating_inputs(shape: Shape, device: torch.device) -> list[dict[str, Tensor]]:
+    """Return tensors of as many calls as read :data:`ROTATING_BYTES` of ``x``, at least three."""
+    calls = max(3, -(-ROTATING_BYTES // (2 * shape[0] * shape[1])))
+    return [inputs(shape, device) for _ in range(calls)]
+
+
+def rotating_copy(several: list[dict[str, Tensor]]) -> float:
+    """Return the bytes a second, read plus written, of copies of ``x`` in rotation."""
+    us = rotating_time([partial(torch.clone, tensors["x"]) for tensors in several])
+    return 2 * float(several[0]["x"].nbytes) / us * 1e6
 
 
 def table(rows: list[Row], copies: Copies, alone: bool) -> Table:
@@ -168,11 +201,15 @@ def table(rows: list[Row], copies: Copies, alone: bool) -> Table:
     m, k = rows[0].shape
     large, equal = copies.large / 1e12, copies.equal / 1e12
     title = f"{m} x {k} bf16; copy {large:.3f} TB/s, of as many elements {equal:.3f} TB/s"
-    head = ("op", "floor", "us", "% of the copy", "% of an equal copy", "goal")
+    head = ["op", "floor", "us", "% of the copy", "% of an equal copy", "goal"]
+    if copies.rotating:
+        title += f", in rotation {copies.rotating / 1e12:.3f} TB/s"
+        head += ["us, in rotation", "% of a copy in rotation"]
     drawn = Table(*head, *(("alone, by default", "alone, lowered") if alone else ()), title=title)
     for before, row in zip([None, *rows], rows, strict=False):
         if before and before.family != row.family:
             drawn.add_section()
+        rotating = (_text(row.rotating_us), _text(row.percent_rotating)) if copies.rotating else ()
         compiled_cells: tuple[str, ...] = ()
         if alone:
             slow = "  slow" if row.choice_is_slow else ""
@@ -181,9 +218,13 @@ def table(rows: list[Row], copies: Copies, alone: bool) -> Table:
         drawn.add_row(
             f"{row.family} {row.case}", f"{row.bytes / (m * k):.2f} n", f"{row.us}",
             f"{row.percent}", f"{row.percent_of_equal_copy}",
-            _goal_cell(row), *compiled_cells, style=style,
+            _goal_cell(row), *rotating, *compiled_cells, style=style,
         )  # fmt: skip
     return drawn
+
+
+def _text(number: float | None) -> str:
+    return "" if number is None else f"{number}"
 
 
 def _goal_cell(row: Row) -> str:
@@ -210,19 +251,24 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"no kernel's name contains {arguments.only!r}; names are like {str(CASES[0])!r}")
         return 2
     shapes = arguments.shape or SHAPES[device.type]
+    if arguments.rotate and device.type != "cuda":
+        print(f"--rotate replays CUDA graphs, --device is {device.type}")
+        return 2
     console, about = Console(width=165), environment(device)
     console.print(", ".join(f"{name} {value}" for name, value in about.items()))
     report: dict[str, Any] = {"environment": about, "copies": [], "kernels": []}
     tables = []
     for shape in shapes:
-        tensors, n = inputs(shape, device), shape[0] * shape[1]
+        several = rotating_inputs(shape, device) if arguments.rotate else [inputs(shape, device)]
+        n = shape[0] * shape[1]
         equal = copy_bandwidth(n, device)
         large = copy_bandwidth(LARGE, device) if n != LARGE and device.type == "cuda" else equal
-        copies, rows = Copies(large, equal), []
+        copies = Copies(large, equal, rotating_copy(several) if arguments.rotate else None)
+        rows = []
         report["copies"].append({"shape": shape, **asdict(copies)})
         for case in cases:
             with torch.no_grad():
-                row = measure(case, tensors, copies, alone=arguments.compiled)
+                row = measure(case, several, copies, alone=arguments.compiled)
             rows.append(row)
             console.print(f"  {shape[0]} x {shape[1]} {case}: {row.us} us, {row.percent} %")
             report["kernels"].append(
