@@ -63,8 +63,8 @@ def test_few_tiles_are_cut_finer(
         assert torch.equal(*(t.contiguous().view(-1).view(torch.uint8) for t in (got, want)))
 
 
-def test_a_given_scale_behind_a_pointwise_producer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A template's where the switch says so, unless loops do two of them in one kernel."""
+def test_a_given_scale_behind_a_pointwise_producer() -> None:
+    """A template's, unless loops do two of them in one kernel."""
 
     def both(x: Tensor, scale: Tensor) -> list[Tensor]:
         q = ixt.quantize(x, TENSOR, scale, orientation="both")
@@ -77,8 +77,6 @@ def test_a_given_scale_behind_a_pointwise_producer(monkeypatch: pytest.MonkeyPat
         return [both(d, scale) for d in d_swiglu(g, x, y)]
 
     x, y, scale = values(70, 192), values(70, 192, seed=1), torch.tensor(0.5)
-    assert not any("_tem_" in name for name in generate(chain, x, y, scale).kernels)
-    monkeypatch.setattr(fit, "STATIC_BEHIND_POINTWISE", True)
     (loops,) = generate(two, x, x, y, scale).kernels
     assert "_tem_" not in loops
     graph = generate(chain, x, y, scale)

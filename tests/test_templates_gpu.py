@@ -14,7 +14,6 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import inductor_ext as ixt
-from inductor_ext.lowerings.templates import fit
 
 pytestmark = pytest.mark.gpu
 
@@ -83,11 +82,8 @@ def test_scales_beside_rare_ones() -> None:
 
 
 @pytest.mark.parametrize("shape", [(70, 192), (4096, 4096), (1001, 1024)], ids=str)
-def test_a_given_scale_behind_a_pointwise_producer(
-    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_given_scale_behind_a_pointwise_producer(shape: tuple[int, ...]) -> None:
     fmt, scale = ixt.FP8(granularity="tensor"), torch.tensor(0.5, device="cuda")
-    monkeypatch.setattr(fit, "STATIC_BEHIND_POINTWISE", True)
 
     def chain(x: Tensor, y: Tensor) -> list[Tensor]:
         q = ixt.quantize(x * y, fmt, scale, orientation="both")
