@@ -120,12 +120,8 @@ def _built(case: Case, device: torch.device) -> tuple[Callable[..., Any], tuple[
         sizes, layers, device, llama_block.RECIPES.get(case.recipe), case.kept
     )
     x = torch.randn(1, case.tokens, sizes.width, device=device).bfloat16()
-    linear = _linear(case)
-
-    def forward(x: torch.Tensor, p: list[dict[str, Any]]) -> torch.Tensor:
-        return llama_block.block(x, p, sizes, linear, llama_block.ATTENTION[case.attention])
-
-    return forward, (x, p)
+    attend = llama_block.ATTENTION[case.attention]
+    return llama_block.Block(p, sizes, _linear(case), attend), (x,)
 
 
 def _ready(case: Case, device: torch.device) -> Callable[[], Any]:

@@ -140,13 +140,24 @@ ATTENTION: dict[str, Attend] = {
 """PyTorch's choice of a back end, ours, and FP8 with one scale each for q, k and v."""
 
 
-def block(
-    x: Tensor, layers: list[dict[str, Any]], sizes: Sizes, linear: Linear, attend: Attend = sdpa
-) -> Tensor:
-    """Return the result of all layers for ``x`` (1, tokens, width), bf16."""
-    for p in layers:
-        x = layer(x, None, None, p, sizes, linear, attend)
-    return x
+class Block(torch.nn.Module):
+    """All layers, for x (1, tokens, width) in bf16.
+
+    A module, since CUDA graphs read its weights where they are, and copy what comes as an argument.
+    """
+
+    def __init__(
+        self, layers: list[dict[str, Any]], sizes: Sizes, linear: Linear, attend: Attend = sdpa
+    ) -> None:
+        super().__init__()
+        self.layers, self.sizes = layers, sizes
+        self.linear, self.attend = linear, attend
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the layers' result."""
+        for p in self.layers:
+            x = layer(x, None, None, p, self.sizes, self.linear, self.attend)
+        return x
 
 
 def traffic(sizes: Sizes, layers: int, tokens: int, weights: int) -> int:
