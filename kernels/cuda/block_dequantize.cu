@@ -120,7 +120,6 @@ __global__ void __launch_bounds__(kDequantizeThreads)
 constexpr int kColumnRows = 8;
 constexpr int kColumnWarps = 2;
 constexpr int kColumnThreads = 256;
-constexpr int kColumnWarpsDown = kColumnThreads / kWarp / kColumnWarps;
 
 template <ScaleForm form>
 __device__ __forceinline__ void load_columns(const DequantizeArgs& a, int64_t row, int64_t col,
@@ -154,17 +153,18 @@ __device__ __forceinline__ void load_eight(const DequantizeArgs& a, int64_t row,
 
 //
 // One block an SM is all that is asked for: the compiler then spends 72 registers on loads under
-// way; at 48 registers this ran at 88 % of a copy's speed instead of 94.
+// way; at 48 registers this ran at 88 % of a copy's speed instead of 94, and with `warps_k` a
+// constant at 92.
 template <typename T, typename Format>
 __global__ void __launch_bounds__(kColumnThreads, 1)
-    dequantize_columns(const __grid_constant__ DequantizeArgs a, uint32_t tiles_k, bool wide,
-                       bool eight) {
+    dequantize_columns(const __grid_constant__ DequantizeArgs a, uint32_t tiles_k, int warps_k,
+                       bool wide, bool eight) {
   constexpr int R = kColumnRows;
   const int warp = threadIdx.x / kWarp;
   const uint32_t tile_m = blockIdx.x / tiles_k;
   const uint32_t tile_k = blockIdx.x - tile_m * tiles_k;
-  const int64_t row = (int64_t{tile_m} * kColumnWarpsDown + warp / kColumnWarps) * R;
-  const int64_t col = (int64_t{tile_k} * kColumnWarps + warp % kColumnWarps) * kWarpCols +
+  const int64_t row = (int64_t{tile_m} * (kColumnThreads / kWarp / warps_k) + warp / warps_k) * R;
+  const int64_t col = (int64_t{tile_k} * warps_k + warp % warps_k) * kWarpCols +
                       threadIdx.x % kWarp * kPatch;
   const int rows = static_cast<int>(min(a.rows - row, int64_t{R}));
   const int cols = static_cast<int>(min(a.cols - col, int64_t{kPatch}));
@@ -268,7 +268,7 @@ void launch_rows(const DequantizeArgs& a, bool wide, Target target) {
 
 template <typename T, typename Format>
 void launch_columns(const DequantizeArgs& a, bool wide, Target target) {
-  constexpr int64_t height = int64_t{kColumnRows} * kColumnWarpsDown;
+  constexpr int64_t height = int64_t{kColumnRows} * (kColumnThreads / kWarp / kColumnWarps);
   constexpr int64_t width = int64_t{kWarpCols} * kColumnWarps;
   const int64_t tiles_m = (a.rows + height - 1) / height;
   const int64_t tiles_k = (a.cols + width - 1) / width;
@@ -279,7 +279,7 @@ void launch_columns(const DequantizeArgs& a, bool wide, Target target) {
                      reinterpret_cast<uintptr_t>(view.data) % alignment == 0;
   check_grid(tiles_m * tiles_k, a);
   launch(dequantize_columns<T, Format>, tiles_m * tiles_k, kColumnThreads, target.stream, false, a,
-         tiles_k, wide, eight);
+         tiles_k, kColumnWarps, wide, eight);
 }
 
 }  // namespace

@@ -114,18 +114,24 @@ __device__ __forceinline__ auto read_codes(const char* p) {
   }
 }
 
-// x of a unit: the thread's eight elements of each column, paired as the codes are.
+// Eight elements of x, paired as the codes are.
+template <Code C>
+__device__ __forceinline__ void order_x(const uint4& v, uint32_t (&b)[4]) {
+  if constexpr (Decoder<C, bf16>::bits == 8) {
+    b[0] = v.x, b[1] = v.y, b[2] = v.z, b[3] = v.w;
+  } else {
+    b[0] = __byte_perm(v.x, v.z, 0x5410), b[1] = __byte_perm(v.x, v.z, 0x7632);
+    b[2] = __byte_perm(v.y, v.w, 0x5410), b[3] = __byte_perm(v.y, v.w, 0x7632);
+  }
+}
+
+// x of a unit: the thread's eight elements of each column.
 template <Code C, int NT>
 __device__ __forceinline__ void read_x(const char* unit, int lane, uint32_t (&b)[NT][4]) {
 #pragma unroll
   for (int j = 0; j < NT; ++j) {
-    const uint4 v = *reinterpret_cast<const uint4*>(unit + (8 * j + lane / 4) * 64 + lane % 4 * 16);
-    if constexpr (Decoder<C, bf16>::bits == 8) {
-      b[j][0] = v.x, b[j][1] = v.y, b[j][2] = v.z, b[j][3] = v.w;
-    } else {
-      b[j][0] = __byte_perm(v.x, v.z, 0x5410), b[j][1] = __byte_perm(v.x, v.z, 0x7632);
-      b[j][2] = __byte_perm(v.y, v.w, 0x5410), b[j][3] = __byte_perm(v.y, v.w, 0x7632);
-    }
+    const char* at = unit + (8 * j + lane / 4) * 64 + lane % 4 * 16;
+    order_x<C>(*reinterpret_cast<const uint4*>(at), b[j]);
   }
 }
 
@@ -233,16 +239,16 @@ __device__ __forceinline__ float finish(const DecodeArgs& a, float sum, int n) {
   }
 }
 
-// Add the warps' sums of `count` tiles in the order of the warps, and write y.
-template <Code C, typename T, int NT>
-__device__ __forceinline__ void write_tiles(const DecodeArgs& a, int tile, int count, int& turn,
-                                            const float (&sum)[Layout<C, NT>::tiles][NT][4]) {
-  __shared__ float shared[2][kWarps][8 * NT * kColumn];
+// Add the warps' sums of `count` tiles from row `first` on in the order of the warps, and write y.
+template <Code C, typename T, int NT, int Tiles, int MostWarps>
+__device__ __forceinline__ void write_tiles(const DecodeArgs& a, int first, int count, int warps,
+                                            int& turn, const float (&sum)[Tiles][NT][4]) {
+  __shared__ float shared[2][MostWarps][8 * NT * kColumn];
   const int lane = threadIdx.x % kWarp;
   const int row = threadIdx.x % kTileRows;
   const int column = threadIdx.x / kTileRows;
 #pragma unroll
-  for (int i = 0; i < Layout<C, NT>::tiles; ++i) {
+  for (int i = 0; i < Tiles; ++i) {
     if (i >= count) break;
     auto& of_warps = shared[turn];  // the other one may still be read
     turn ^= 1;
@@ -255,11 +261,11 @@ __device__ __forceinline__ void write_tiles(const DecodeArgs& a, int tile, int c
       }
     }
     __syncthreads();
-    const int n = (tile + i) * kTileRows + row;
+    const int n = first + i * kTileRows + row;
     if (column >= a.m || n >= a.n) continue;
     float total = 0.0f;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
+#pragma unroll 8
+    for (int w = 0; w < warps; ++w) {
       total = __fadd_rn(total, of_warps[w][column * kColumn + row]);
     }
     total = finish<C, T>(a, total, n);
@@ -309,7 +315,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       if (++slot == a.stages) slot = 0;
     }
-    write_tiles<C, T, NT>(a, tile, count, turn, sum);
+    write_tiles<C, T, NT, Layout<C, NT>::tiles, kWarps>(a, tile * kTileRows, count, kWarps, turn, sum);
   }
 }
 

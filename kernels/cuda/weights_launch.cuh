@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <atomic>
 
-#include "weights.cuh"
+#include "weights_direct.cuh"
 
 namespace ixt {
 namespace {
@@ -89,9 +89,41 @@ void run_decode(DecodeArgs& a, Float x, Target target) {
                    : run_decode<C, Packed, f16, NT>(a, target);
 }
 
+// Whether a step of the direct kernel is within a group.
+template <Code C>
+bool takes_direct(const DecodeArgs& a) {
+  return 1 << std::min(a.group_shift, 20) >= Step<C, false, bf16, 1, 1>::length;
+}
+
+template <Code C, bool Packed, typename T, int NT, int Tiles>
+void run_direct(const DecodeArgs& a, int threads, Target target) {
+  const int blocks = (a.n + Tiles * kTileRows - 1) / (Tiles * kTileRows);
+  launch(multiply_direct<C, Packed, T, NT, Tiles>, blocks, threads, target.stream, false, a);
+}
+
+// Four tiles a block where that makes nearly a block a processor and registers allow, since each
+// block reads x. The warps, and so the order of a sum, do not depend on m.
+template <Code C, bool Packed, typename T>
+void run_direct(const DecodeArgs& a, Target target) {
+  const int threads = a.n <= 4 * kTileRows * 132 ? kDirectThreads : kDirectThreads / 2;
+  if (a.m > 8) {
+    run_direct<C, Packed, T, 2, 2>(a, threads, target);
+  } else if (a.n < 4 * kTileRows * 112) {
+    run_direct<C, Packed, T, 1, 2>(a, threads, target);
+  } else {
+    run_direct<C, Packed, T, 1, 4>(a, threads, target);
+  }
+}
+
 // Packed: with a.packed, for which the kernel is another one.
 template <Code C, bool Packed>
 void launch_decode(DecodeArgs& a, Float x, Target target) {
+  if constexpr (C != Code::e2m1 && C != Code::e5m2 && (C == Code::int4 || !Packed)) {
+    if (takes_direct<C>(a)) {
+      return x == Float::bf16 ? run_direct<C, Packed, bf16>(a, target)
+                              : run_direct<C, Packed, f16>(a, target);
+    }
+  }
   a.tiles = (a.n + kTileRows - 1) / kTileRows;
   // A unit of e2m1 has two groups, whose bytes are copied together.
   a.entry_shift = std::clamp(a.group_shift - 5, 0, Layout<C, 1>::bits == 8 ? 1 : 2);
