@@ -21,7 +21,7 @@ import inductor_ext as ixt
 from .chain_cases import E4M3, ROW, TENSOR, Chain, chains
 from .chart import chart
 from .environment import environment
-from .timing import copy_bandwidth, device_time, host_time
+from .timing import copy_bandwidth, host_time, times_in_turns
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,19 @@ def _measure(chain: Chain, tensors: dict[str, Tensor], speed: float) -> Row:
             with ixt.config.patch(enabled=enabled):
                 torch.compiler.reset()
                 compiled = torch.compile(function, fullgraph=True, dynamic=False)
-                times[column] = device_time(partial(compiled, *arguments), device)
-        times["eager"] = device_time(lambda: chain.ours(*arguments), device)
+                times[column] = _time(partial(compiled, *arguments), device)
+        times["eager"] = _time(lambda: chain.ours(*arguments), device)
     share = {column: round(100 * floor_us / time, 1) for column, time in times.items()}
     return Row(
         chain.name, f"{chain.floor}n", round(floor_us, 1),
         round(times["plain"], 1), round(times["compiled"], 1), round(times["eager"], 1),
         share["plain"], share["compiled"], share["eager"], chain.goal,
     )  # fmt: skip
+
+
+def _time(call: Callable[[], Any], device: torch.device) -> float:
+    """Return microseconds, the median of three runs: the host may stumble during one of them."""
+    return times_in_turns([call], device, rounds=3, budget_ms=100)[0]
 
 
 def host_times(device: torch.device) -> dict[str, float]:
