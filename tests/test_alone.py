@@ -80,6 +80,26 @@ def test_small_tensors_take_generated_code(fmt: ixt.Format, small: str, large: s
         assert outcomes(lambda x: ixt.quantize(x, fmt)[:2], x) == [outcome]
 
 
+BY_LAYOUT = [
+    (ixt.MXFP8(), "row", "lowered"),
+    (ixt.MXFP8(layout="gemm"), "row", "kernel"),
+    (ixt.MXFP8(square=True, layout="gemm"), "row", "lowered"),
+    (ixt.MXFP8(), "column", "kernel"),
+]
+
+
+@pytest.mark.parametrize(("fmt", "orientation", "outcome"), BY_LAYOUT, ids=str)
+def test_dequantized_by_where_scales_lie(fmt: ixt.Format, orientation: Any, outcome: str) -> None:
+    x = torch.randn(128, 256).bfloat16()
+    across = orientation == "row"
+    q = ixt.quantize(x, fmt, orientation=orientation, transposed=across)
+
+    def back(codes: Tensor, scales: Tensor) -> Tensor:
+        return ixt.dequantize((codes, scales), fmt, transposed=across)
+
+    assert outcomes(back, q.codes, q.scale_inv) == [outcome]
+
+
 def test_dynamic_sizes_count_as_they_are_expected() -> None:
     """And the choice serves every other size: it adds no guard."""
 

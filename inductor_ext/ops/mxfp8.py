@@ -14,7 +14,7 @@ from torch import Tensor
 from inductor_ext.decompositions import mxfp8 as reference
 
 from ..registry import register
-from ._alone import kernel_along_m, kernel_unless_small, own_kernel
+from ._alone import kernel_but_for_plain_rows, kernel_unless_small, own_kernel
 from ._blocks import (
     LAYOUTS,
     ceil_div,
@@ -187,6 +187,6 @@ register(
     lowering=_LOWERINGS + "dequantize_mxfp8",
     autograd=None,
     supports=triton_casts_to_fp8,
-    kernel_alone=kernel_along_m,
+    kernel_alone=kernel_but_for_plain_rows,
     inputs=_inputs_dequantize,
 )
