@@ -43,6 +43,8 @@ NOISE = 1.02
 """Times that differ by less are taken as equal."""
 ROTATING_BYTES = 400 << 20
 """Bytes of ``x`` that calls in rotation go through, several times an L2 cache."""
+ROTATING_CALLS = (3, 32)
+"""How many those are at least, for large tensors, and at most, for small ones."""
 Shape = tuple[int, int]
 
 
@@ -182,8 +184,9 @@ def measure(case: Case, several: list[dict[str, Tensor]], copies: Copies, *, alo
 
 
 def rotating_inputs(shape: Shape, device: torch.device) -> list[dict[str, Tensor]]:
-    """Return tensors of as many calls as read :data:`ROTATING_BYTES` of ``x``, at least three."""
-    calls = max(3, -(-ROTATING_BYTES // (2 * shape[0] * shape[1])))
+    """Return the tensors of each call in rotation."""
+    least, most = ROTATING_CALLS
+    calls = min(most, max(least, -(-ROTATING_BYTES // (2 * shape[0] * shape[1]))))
     return [inputs(shape, device) for _ in range(calls)]
 
 
