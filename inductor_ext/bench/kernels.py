@@ -173,7 +173,7 @@ def measure(case: Case, several: list[dict[str, Tensor]], copies: Copies, *, alo
     if copies.rotating and case.goal is not None:
         rotating_us = rotating_time([partial(op, *fill(case, each)) for each in several])
         percent_rotating = round(100 * size / copies.rotating / rotating_us * 1e6, 1)
-        rotating_us = round(rotating_us, 1)
+        rotating_us = round(rotating_us, 2)  # a small tensor takes 1 us
     return Row(
         shape, case.family, case.name, case.op, size, round(us, 1),
         round(100 * size / copies.large / us * 1e6, 1),

@@ -52,9 +52,9 @@ def graph_time(call: Callable[[], Any]) -> float:
 def rotating_time(calls: Sequence[Callable[[], Any]]) -> float:
     """Return the median microseconds a call, inside a CUDA graph of calls that follow each other.
 
-    Each call has data of its own, and results that stay, together several times the L2 cache. What
-    a call finds in that cache is what calls like it left there.  :func:`device_time` fills the
-    cache with zeros instead, and a short call also pays for their way to memory.
+    Each call has data of its own, and results that stay; together they should be several times the
+    L2 cache.  What a call finds there is then what calls like it left.  :func:`device_time` fills
+    the cache with zeros instead, and a short call also pays for their way to memory.
     """
     return graph_time(lambda: [call() for call in calls]) / len(calls)
 
