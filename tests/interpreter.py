@@ -127,7 +127,8 @@ def _module(kernel: str, folder: Path, name: str) -> Any:
     divide = "@triton.jit\ndef ixt_div(a, b):\n    return a / b\n"
     text = re.sub(r"@triton\.jit\ndef ixt_div.*?(?=\n@triton|\Z)", divide, text, flags=re.S)
     # Programs run one after another here: what a program would wait for is there, or never comes.
-    text = text.replace("while missing > 0:", "if missing > 0:")
+    waits = r"tl\.inline_asm_elementwise\([^()]*AGAIN.*?pack=1\)"
+    text = re.sub(waits, "bits", text, flags=re.S)
     quotient = r"tl\.inline_asm_elementwise\('[^']*rcp[^']*', '[^']*', \[(\w+), (\w+)\][^)]*\)"
     text = re.sub(quotient, r"(\1 / \2)", text)
     text = re.sub(r"codes = (.*)\.to\(tl\.float8e4nv\)", r"codes = _to_e4m3(\1)", text)

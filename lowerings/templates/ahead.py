@@ -4,7 +4,8 @@ Tiles of a normalized matrix need a statistic of whole rows.  A pass for the sta
 for the tiles read the matrix twice from memory.  Here each program first reduces a few rows of a
 stripe that lies AHEAD stripes further down, and then does a tile of its own stripe: its rows were
 read shortly before, and come from the L2 cache.  The tile's elements are loaded first of all, so
-that both loads are under way together.
+that both loads are under way together.  Where it was measured to be faster, codes along K are made
+of the rows, and tiles make those along M alone.
 
 A statistic is stored as the bits of its number, in a buffer that was filled with -1, and a tile
 reads it until it is something else; there is nothing else that the programs tell each other.  This
@@ -18,8 +19,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .inside import KEEP
+from .row import STORE_NAMED, elements_text, fill, kept_text, quantized_text, steps_text
 from .row import Variant as RowVariant
-from .row import fill, kept_text, steps_text
 
 ORDER = """
     tiles_k = tl.cdiv(K, BLOCK_K)
@@ -35,7 +36,7 @@ READ = """    {{modification(subgraph_number=<number>, output_name="step<step>")
       | indent_except_first(1)}}
 """
 ROWS = """    first = tile_k * ROWS_EACH
-    if (first < REGISTERS * THREADS) & (stripe * REGISTERS * THREADS < M):
+    if (first < REGISTERS * THREADS) & (stripe * REGISTERS * THREADS < <covered>):
         m = stripe * REGISTERS * THREADS + first + tl.arange(0, ROWS_EACH)[:, None]
         m_inside = m < M
         idx_m = tl.minimum(m, M - 1).to(INDEX_DTYPE)
@@ -52,15 +53,25 @@ STEP = """    {{modification(subgraph_number=<number>, output_name="step<step>"<
 """
 ELEMENT = """    {{modification(subgraph_number=<number>, output_name="element"<known>)
       | indent_except_first(1)}}"""
+# Each thread waits for the rows that it holds, by itself.  A load of fewer elements than threads
+# would be spread as the tile is, many rows a thread: TIMES repeats rows until there are as many.
+# A volatile load goes past L1, which may hold a line from before.
 WHEN_THERE = """
 @triton.jit
-def ixt_when_there(pointers):
-    # All rows are waited for before one is taken: Triton may take a row in several threads.  Past
-    # L1, which may hold a line from before.
-    missing = 1
-    while missing > 0:
-        missing = tl.max((tl.load(pointers, volatile=True) == -1).to(tl.int32), 0)
-    return tl.load(pointers, cache_modifier=".cg").to(tl.float32, bitcast=True)
+def ixt_when_there(pointers, TIMES: tl.constexpr):
+    ROWS: tl.constexpr = pointers.shape[0]
+    if TIMES > 1:
+        pointers = tl.reshape(
+            tl.broadcast_to(pointers.to(tl.int64)[None, :], (TIMES, ROWS)), (TIMES * ROWS,)
+        ).to(tl.pointer_type(tl.int32))
+    bits = tl.load(pointers, volatile=True)
+    bits = tl.inline_asm_elementwise(
+        "{ .reg .pred p; mov.b32 $0, $1; setp.ne.s32 p, $0, -1; @p bra THERE;"
+        " AGAIN: ld.relaxed.gpu.global.b32 $0, [$2]; setp.eq.s32 p, $0, -1; @p bra AGAIN; THERE: }",
+        "=&r,r,l", [bits, pointers.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
+    if TIMES > 1:
+        bits = tl.max(tl.reshape(bits, (TIMES, ROWS)), 0)
+    return bits.to(tl.float32, bitcast=True)
 """
 
 
@@ -68,7 +79,8 @@ class Ahead(NamedTuple):
     """What goes in front of a tile's text.
 
     Attributes:
-        rows: the steps before the elements, as the row template computes them.
+        rows: the steps before the elements, as the row template computes them; with a rule, the
+            rows' codes and scales too.
         needed: the numbers of those steps that tiles read, in the order of STATISTICS.
         reads: how many buffers a tile reads element by element.
     """
@@ -84,19 +96,26 @@ class Ahead(NamedTuple):
 
     def names(self) -> list[str]:
         """Return the template's further arguments."""
-        return ["STATISTICS", *self.rows.names()]
+        return ["STATISTICS", *["SCALES"] * (self.rows.rule is not None), *self.rows.names()]
 
     def order(self) -> str:
         """Return the text that says which tile a program does, and does the statistics."""
-        count = len(self.kinds)
-        text = ORDER
-        for read in range(self.reads):
-            text += fill(READ, number=count + read, step=count + read)
-        inside = steps_text(self.rows) + kept_text(self.rows)
+        text, count, quantized = ORDER, len(self.kinds), self.rows.rule is not None
+        for read in range(count, count + self.reads):
+            text += fill(READ, number=read + quantized, step=read)
+        inside = steps_text(self.rows)
+        if quantized:
+            inside += elements_text(self.rows)  # after a store the row would be loaded again
         for place, step in enumerate(self.needed):
             inside += fill(STORE, step=step, place=place)
+        if quantized:
+            inside += quantized_text(self.rows, STORE_NAMED)
+        inside += kept_text(self.rows)
         inside = "".join(f"    {line}" for line in inside.splitlines(keepends=True))
-        return text + ROWS + inside.replace("indent_except_first(1)", "indent_except_first(2)")
+        # Swizzled scales have zeros for rows that are only there for the layout.
+        covered = "tl.cdiv(M, 128) * 128" if self.rows.place == "swizzled" else "M"
+        text += fill(ROWS, covered=covered)
+        return text + inside.replace("indent_except_first(1)", "indent_except_first(2)")
 
     def functions(self) -> str:
         """Return the functions that the texts call."""
@@ -104,13 +123,12 @@ class Ahead(NamedTuple):
 
     def element(self) -> str:
         """Return the text that computes ``element``, from what was read and the statistics."""
-        count = len(self.kinds)
+        count, quantized = len(self.kinds), self.rows.rule is not None
         known = {f"step{count + read}": f"step{count + read}" for read in range(self.reads)}
         for place, step in enumerate(self.needed):
-            known[f"step{step}"] = (
-                f"ixt_when_there(STATISTICS + {place} * M + tl.minimum(m, M - 1))[:, None]"
-            )
-        text, number = LEAVE, count + self.reads
+            pointers = f"STATISTICS + {place} * M + tl.minimum(m, M - 1)"
+            known[f"step{step}"] = f"ixt_when_there({pointers}, WAITERS)[:, None]"
+        text, number = LEAVE, count + quantized + self.reads
         for step, kind in enumerate(self.kinds):
             if kind == KEEP:
                 text += fill(STEP, number=number, step=step, known=_arguments(known))

@@ -17,7 +17,7 @@ from inductor_ext._neighbours import (
 )
 
 from ..blocks import ceil_div, divides, reshaped, round_up, swapped
-from .fit_ahead import elements_of, statistics_of
+from .fit_ahead import AlongK, elements_of, rows_make_codes, statistics_of
 from .formulas import Rule
 from .inside import handed_over
 from .producer import Producer, run_template
@@ -45,16 +45,11 @@ _CUTS = {
     (128, False, True): (Cut(8, 16, 64, 4),),
     (128, True, False): (Cut(8, 8, 128, 4),),
 }
-# Behind a norm, docs/benchmarks/ahead-h200.txt.  A weight of as many columns as threads would have
-# its load decide how the tile is spread, for which Triton then moves everything.
-_NORM_CUTS = _CUTS | {
-    (32, True, True): (Cut(8, 16, 64, 4),),
-    (32, True, False): (Cut(8, 16, 64, 4),),
-    (64, True, False): (Cut(8, 16, 64, 4),),
-    (128, True, False): (Cut(8, 16, 64, 4),),
-}
 _SQUARE = Cut(8, 16, 128, 8)
 _STATIC = (Cut(4, 16, 128, 8), Cut(8, 16, 64, 4))
+# Behind a norm, docs/benchmarks/ahead-h200.txt.  A weight of as many columns as threads would have
+# its load decide how the tile is spread, for which Triton then moves everything.
+_NORM = (Cut(8, 16, 64, 4),)
 # Up to so many tiles leave processors of an H200 idle, and are cut finer.
 PROCESSORS = 132
 # (group, along K, along M): up to so many elements each orientation has a kernel of its own, whose
@@ -113,8 +108,10 @@ def cut_for(
     way = group, along_k, along_m
     if not norm and _known_leq(producer.rows * producer.columns, TOO_SMALL.get(way, 0)):
         return None
-    cuts = (_NORM_CUTS if norm else _CUTS)[way]
-    return _cut(cuts, producer, group, along_m, 128 if layout == "gemm" else 1)
+    if norm and not along_m:
+        return None  # rows have it
+    whole = 128 if layout == "gemm" else group if along_k else 1
+    return _cut(_NORM if norm else _CUTS[way], producer, group, along_m, whole)
 
 
 def _cut(
@@ -158,11 +155,13 @@ def quantize_tiles(
     if along_m:
         others["CODES_M"] = empty(x, (columns, rows), rule.codes)
     # A thread has eight columns, so that many scales along M, and along K one for each of its rows.
+    by_rows = along_k and along_m and not square and rows_make_codes(producer, rule)
     thread_rows = cut.registers * cut.threads * cut.block_k // (cut.warps * 32 * 8)
     pack = 1 if square or rule.kind != "fp8" else max(1, min(SCALES_AT_ONCE, thread_rows))
-    variant = Variant(rule, along_k, along_m, place, square, pack)
+    variant = Variant(rule, along_k and not by_rows, along_m, place, square, pack)
+    rows = AlongK(others["CODES_K"], others["SCALES_K"], rule, group, place) if by_rows else None
     main = (size_m if along_m else size_k, rule.scales)
-    last = _run(x, producer, variant, main, others, cut, group)
+    last = _run(x, producer, variant, main, others, cut, group, rows)
     results: list[Any] = []
     if along_k:
         scales = others["SCALES_K"] if along_m else last
@@ -187,9 +186,10 @@ def static_both(x: Any, scale: Any, dtype: torch.dtype) -> tuple[Any, Any] | Non
     if amax_is_used(V.graph.current_node):
         return None
     producer = Producer(x)
-    if not statistics_of(producer) and not reads_alone(V.graph.current_node):
+    norm = bool(statistics_of(producer))
+    if not norm and not reads_alone(V.graph.current_node):
         return None
-    cut = _cut(_STATIC, producer, 1, True)
+    cut = _cut(_NORM if norm else _STATIC, producer, 1, True)
     if cut is None:
         return None
     value, load_scale, ones = producer.load, scale.make_loader(), len(scale.get_size())
@@ -209,9 +209,11 @@ def _run(
     others: dict[str, Any],
     cut: Cut,
     group: int,
+    along_k: AlongK | None = None,
 ) -> Any:
     """Put the template into the graph; return its last result, of the size and dtype ``main``."""
-    elements = elements_of(x, producer, cut.registers * cut.threads, cut.block_k)
+    block_m, threads = cut.registers * cut.threads, 32 * cut.warps
+    elements = elements_of(x, producer, block_m, cut.block_k, threads, along_k)
     with handed_over(elements.steps) as filled:
         return run_template(
             template(variant, elements.ahead),

@@ -15,7 +15,7 @@ from inductor_ext._compat import TritonTemplate
 
 from .formulas import Rule, codes_text, functions, scale_text
 from .inside import KEEP, MEAN, MOMENT, ROW
-from .tile import PLACES, SWIZZLE
+from .tile import LINES, PLACES, SWIZZLE
 
 HEAD = """
     M = {{size(<first>, 0)}}
@@ -60,11 +60,13 @@ SCALES = """    row, rows, columns = m, M, <columns>
     <place>
     fits<p> = tl.broadcast_to((row < rows) & (column < columns), scale.shape)
     scale<p> = tl.broadcast_to(tl.where(m_inside, scale, 0), fits<p>.shape).to(<type>)
-    idx_first<p> = <first>
+    <store>
+"""
+STORE_LAST = """idx_first<p> = <first>
     idx_second<p> = <second>
     {{store_output(("idx_first<p>", "idx_second<p>"), "scale<p>", "fits<p>", indent_width=4,
-                   val_shape=("ROWS_EACH", "<groups>"))}}
-"""
+                   val_shape=("ROWS_EACH", "<groups>"))}}"""
+STORE_NAMED = "tl.store(SCALES + (<first>) * <line> + (<second>), scale<p>, fits<p>)"
 AMAX = """    bits = amax.to(tl.int32, bitcast=True)
     idx_k = tl.zeros((1, 1), tl.int32)
     {{store_output(("idx_m", "idx_k"), "bits", "m_inside", indent_width=4,
@@ -158,24 +160,11 @@ def template(variant: Variant) -> Any:
     names = ", ".join(f'"{name}"' for name in variant.names())
     first = "None" if variant.rule is None else '"CODES"'
     source = "{{def_kernel(" + names + ")}}" + HEAD.replace("<first>", first)
-    source += steps_text(variant)
-    for p in range(len(variant.pieces)):
-        source += _element(variant, len(variant.steps), p)
+    source += steps_text(variant) + elements_text(variant)
     if variant.rule is None:
         source += _row_amax(variant) + AMAX
-    elif variant.group:
-        for p, piece in enumerate(variant.pieces):
-            source += fill(GROUPED, element=_inside(variant, p), width=piece.width)
-            source += f"    {scale_text(variant.rule)}\n"
-            source += _codes(variant, p, "groups", "[:, :, None]")
-            source += _scales(
-                variant, p, piece.offset // variant.group, piece.width // variant.group
-            )
     else:
-        source += _row_amax(variant) + f"    {scale_text(variant.rule)}\n"
-        for p in range(len(variant.pieces)):
-            source += _codes(variant, p, f"element{p}", "")
-        source += _scales(variant, 0, 0, 1)
+        source += quantized_text(variant, STORE_LAST)
     source += kept_text(variant)  # last: a store in between would have the row loaded again
     name = f"ixt_row_{variant.rule.name if variant.rule else 'amax'}_{len(_made)}"
     _made.append(variant)
@@ -191,6 +180,34 @@ def steps_text(variant: Variant) -> str:
     for p, piece in enumerate(variant.pieces):
         text += fill(RAGGED_PIECE if piece.ragged else PIECE, p=p, **piece._asdict())
     return text + "".join(_step(variant, number) for number in range(len(variant.steps)))
+
+
+def elements_text(variant: Variant) -> str:
+    """Return the text that computes the elements to quantize, the subgraph after the steps'."""
+    count = range(len(variant.pieces))
+    return "".join(_element(variant, len(variant.steps), p) for p in count)
+
+
+def quantized_text(variant: Variant, store: str) -> str:
+    """Return the text from the elements to stored codes and scales.
+
+    Args:
+        store: the line that stores the scales of a piece.
+    """
+    assert variant.rule is not None
+    scale = f"    {scale_text(variant.rule)}\n"
+    if not variant.group:
+        text = _row_amax(variant) + scale
+        for p in range(len(variant.pieces)):
+            text += _codes(variant, p, f"element{p}", "")
+        return text + _scales(variant, 0, 0, 1, store)
+    text = ""
+    for p, piece in enumerate(variant.pieces):
+        text += fill(GROUPED, element=_inside(variant, p), width=piece.width) + scale
+        text += _codes(variant, p, "groups", "[:, :, None]")
+        first, groups = piece.offset // variant.group, piece.width // variant.group
+        text += _scales(variant, p, first, groups, store)
+    return text
 
 
 def kept_text(variant: Variant) -> str:
@@ -258,11 +275,11 @@ def _codes(variant: Variant, p: int, values: str, each: str) -> str:
     return fill(CODES, codes=codes, type=type_, p=p, width=variant.pieces[p].width)
 
 
-def _scales(variant: Variant, p: int, first_group: int, groups: int) -> str:
+def _scales(variant: Variant, p: int, first_group: int, groups: int, store: str) -> str:
     assert variant.rule is not None
     first, second = PLACES[variant.place]
     return fill(
-        SCALES,
+        SCALES.replace("<store>", store),
         columns="tl.cdiv(K, GROUP)" if variant.group else "1",
         first_group=first_group,
         groups=groups,
@@ -271,6 +288,7 @@ def _scales(variant: Variant, p: int, first_group: int, groups: int) -> str:
         p=p,
         first=first,
         second=second,
+        line=LINES[variant.place],
     )
 
 

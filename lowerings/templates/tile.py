@@ -120,6 +120,8 @@ PLACES = {
     "column-major": ("column", "row"),
     "swizzled": ("flat // padded", "flat % padded"),
 }
+# How many scales lie between two of its lines.
+LINES = {"plain": "columns", "column-major": "rows", "swizzled": "padded"}
 # Rows and columns that are only there for the layout have zeros.
 PADDING = """if not WHOLE:
         real = (row < rows) & (column < columns)
@@ -192,8 +194,8 @@ def _store(variant: Variant, last: bool) -> str:
             sides = ["GROUPS_K" if variant.square else "BLOCK_K", "GROUPS_M"]
         place = place.replace("SHAPE", f'("{sides[0]}", "{sides[1]}")')
     else:
-        width = {"plain": "columns", "column-major": "rows", "swizzled": "padded"}[variant.place]
-        place = f"tl.store(SCALES_K + ({first}) * {width} + ({second}), scale, fits)"
+        line = LINES[variant.place]
+        place = f"tl.store(SCALES_K + ({first}) * {line} + ({second}), scale, fits)"
     return prepare + mask + value + place
 
 
