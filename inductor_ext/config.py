@@ -8,8 +8,9 @@ flag               environment variable       meaning
 ``numerics``       INDUCTOR_EXT_NUMERICS      "exact": compiled code gives eager's bits;
                                               "fast": intermediate roundings may be skipped
 ``disabled_ops``   INDUCTOR_EXT_DISABLED_OPS  names ("namespace::op") that stay opaque
-``always_lower``   INDUCTOR_EXT_ALWAYS_LOWER  lower an op also where it has nothing to fuse with
-                                              and its own kernel is known to be faster (off)
+``always_lower``   INDUCTOR_EXT_ALWAYS_LOWER  lower an op also where its own kernel is known to be
+                                              faster, as it has nothing to fuse with, or plain
+                                              loops are, as the tensor is small (off)
 ``templates``      INDUCTOR_EXT_TEMPLATES     fuse producers into Triton templates of our own where
                                               a plain lowering takes more kernels (on)
 ``gemm``           INDUCTOR_EXT_GEMM          "auto", or the route of every scaled GEMM: "library",

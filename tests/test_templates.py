@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import interpreter
 import pytest
@@ -18,7 +17,7 @@ from torch import Tensor
 
 import inductor_ext as ixt
 from inductor_ext import fake_gpu
-from inductor_ext.lowerings.templates import fit, fit_row
+from inductor_ext.lowerings.templates import fit_row
 
 MX, BLOCK = ixt.MXFP8(), ixt.FP8(granularity="block")
 ROW, INT8 = ixt.FP8(granularity="row"), ixt.INT8(granularity="row")
@@ -28,9 +27,7 @@ BLOCK_GEMM = ixt.FP8(granularity="block", block=32, pow2=True, eps=1e-3, layout=
 
 @pytest.fixture(autouse=True)
 def templates() -> Iterator[None]:
-    # Both orientations in one kernel, however small the matrix.
-    small = mock.patch.dict(fit.TOO_SMALL, clear=True)
-    with ixt.config.patch(enabled=True, templates=True, strict=True), small:
+    with ixt.config.patch(enabled=True, templates=True, strict=True):
         yield
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import interpreter
 import pytest
 import torch
+import torch.nn.functional as F
 from test_templates import BLOCK, MX, generate, plain_tensors, product, values
 from torch import Tensor
 
@@ -41,7 +42,7 @@ def cut_of(source: str) -> fit.Cut:
         (MX, 64, [(8, 4, 64, 4)]),
         (MX, 8192, [(8, 16, 64, 4)]),
         (BLOCK, 2048, [(4, 32, 128, 16)]),
-        (BLOCK, 256, [(8, 2, 128, 4), (8, 16, 64, 16)]),  # each orientation by itself
+        (BLOCK, 256, [(4, 32, 128, 16)]),
     ],
     ids=str,
 )
@@ -61,6 +62,40 @@ def test_few_tiles_are_cut_finer(
     for got, want in zip(interpreter.run(graph.source, x, y), chain(x, y), strict=True):
         assert (got.shape, got.stride()) == (want.shape, want.stride())
         assert torch.equal(*(t.contiguous().view(-1).view(torch.uint8) for t in (got, want)))
+
+
+SMALL = [
+    ("product", BLOCK, (256, 128), True),
+    ("product", BLOCK, (2048, 128), False),
+    ("product", MX, (64, 128), False),
+    ("norm", MX, (4096, 512), True),
+    ("norm", MX, (4128, 512), False),
+    ("norm", TENSOR, (128, 192), True),
+    ("norm", ixt.FP8(granularity="square"), (14592, 128), True),
+]
+
+
+@pytest.mark.parametrize(("producer", "fmt", "shape", "loops"), SMALL, ids=str)
+def test_small_matrices_are_left_to_loops(
+    producer: str, fmt: ixt.Format, shape: tuple[int, int], loops: bool
+) -> None:
+    """Where they were measured to be faster; ``always_lower`` has them as templates too."""
+
+    given = [torch.tensor(0.5)] if fmt is TENSOR else []
+
+    def chain(x: Tensor, y: Tensor, w: Tensor, *scale: Tensor) -> list[Tensor]:
+        z = product(x, y) if producer == "product" else F.rms_norm(x, w.shape, w)
+        q = ixt.quantize(z, fmt, *scale, orientation="both")  # type: ignore[call-overload]
+        kept = 1 if scale else 2
+        return [*q.row[:kept], *q.column[:kept]]
+
+    x, y, w = values(*shape), values(*shape, seed=1), values(shape[1])
+    found = []
+    for always in (False, True):
+        with ixt.config.patch(always_lower=always):
+            graph = generate(chain, x, y, w, *given)
+        found.append(any("arg_CODES_M" in kernel.source for kernel in graph.kernels.values()))
+    assert found == [not loops, True]
 
 
 def test_a_given_scale_behind_a_pointwise_producer() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import interpreter
 import pytest
@@ -20,17 +19,14 @@ from torch import Tensor
 
 import inductor_ext as ixt
 from inductor_ext import fake_gpu
-from inductor_ext.lowerings.templates import fit
 
 
 @pytest.fixture(autouse=True)
 def templates() -> Iterator[None]:
-    # Both orientations in one kernel however small; a format's numbers are no sizes, which
-    # Dynamo would make them.
+    # A format's numbers are no sizes, which Dynamo would make them.
     with (
         ixt.config.patch(enabled=True, templates=True, strict=True),
         torch._dynamo.config.patch(specialize_int=True),
-        mock.patch.dict(fit.TOO_SMALL, clear=True),
     ):
         yield
 

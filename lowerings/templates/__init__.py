@@ -40,7 +40,7 @@ def quantize(
         rows = quantize_rows(x, rule, group, layout)
         if rows is not None:
             return rows
-    cut = cut_for(x, group, along_k, along_m, layout, square)
+    cut = cut_for(x, rule, group, along_k, along_m, layout, square)
     if cut is None:
         return None
     return quantize_tiles(

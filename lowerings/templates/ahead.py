@@ -45,6 +45,8 @@ STORE = """    bits = tl.broadcast_to(step<step>, (ROWS_EACH, 1)).to(tl.int32, b
     bits = tl.where(bits == -1, 0x7FC00000, bits)  # one NaN for another
     tl.atomic_xchg(STATISTICS + <place> * M + idx_m, bits, m_inside, sem="relaxed")
 """
+# As many codes a thread as it loads elements: a wider store would move several rows around.
+CODES_AT = "tl.max_contiguous(k<p>, (1, 16 if ROWS_EACH == 1 else 8))"
 LEAVE = """    if tile_m < 0:
         return
 """
@@ -101,15 +103,14 @@ class Ahead(NamedTuple):
     def order(self) -> str:
         """Return the text that says which tile a program does, and does the statistics."""
         text, count, quantized = ORDER, len(self.kinds), self.rows.rule is not None
-        for read in range(count, count + self.reads):
-            text += fill(READ, number=read + quantized, step=read)
+        for read in range(self.reads):
+            number = count + quantized * (1 + self.reads) + read
+            text += fill(READ, number=number, step=count + read)
         inside = steps_text(self.rows)
-        if quantized:
-            inside += elements_text(self.rows)  # after a store the row would be loaded again
         for place, step in enumerate(self.needed):
             inside += fill(STORE, step=step, place=place)
         if quantized:
-            inside += quantized_text(self.rows, STORE_NAMED)
+            inside += elements_text(self.rows) + quantized_text(self.rows, STORE_NAMED, CODES_AT)
         inside += kept_text(self.rows)
         inside = "".join(f"    {line}" for line in inside.splitlines(keepends=True))
         # Swizzled scales have zeros for rows that are only there for the layout.
@@ -128,7 +129,7 @@ class Ahead(NamedTuple):
         for place, step in enumerate(self.needed):
             pointers = f"STATISTICS + {place} * M + tl.minimum(m, M - 1)"
             known[f"step{step}"] = f"ixt_when_there({pointers}, WAITERS)[:, None]"
-        text, number = LEAVE, count + quantized + self.reads
+        text, number = LEAVE, count + quantized * (1 + self.reads) + self.reads
         for step, kind in enumerate(self.kinds):
             if kind == KEEP:
                 text += fill(STEP, number=number, step=step, known=_arguments(known))

@@ -52,10 +52,12 @@ _STATIC = (Cut(4, 16, 128, 8), Cut(8, 16, 64, 4))
 _NORM = (Cut(8, 16, 64, 4),)
 # Up to so many tiles leave processors of an H200 idle, and are cut finer.
 PROCESSORS = 132
-# (group, along K, along M): up to so many elements each orientation has a kernel of its own, whose
-# tiles need not be 128 x 128.  SiLU*mul -> both at 384 x 128, three such tiles: 6.2 us, plain
-# Inductor 4.6, both before tiles were cut finer; to be measured.
-TOO_SMALL = {(128, True, True): 1 << 17}
+# Up to so many elements loops are faster than tiles of 128 rows.  SiLU*mul -> 1x128 both at
+# 384 x 128 on an H200: 9.9 us, plain Inductor 4.1 (docs/benchmarks/shapes-h200.txt).
+TOO_SMALL = 1 << 17
+# And behind a norm, whose rows are to be reduced some 3 million elements ahead.  RMSNorm -> 128x128
+# at 14592 x 128: 23.2 and 9.2; MXFP8 both at 128 x 2240: 6.4 and 5.4, at 1536 x 3008 10.2 and 21.8.
+TOO_SMALL_BEHIND_A_NORM = 1 << 21
 # How many of its FP8 scales a thread makes at once, up to 8, with one branch for rare amax.
 # SiLU*mul -> 1x128 both on an H200: 1 278.8 us, 2 263.5, 4 260.4, 8 263.6.
 SCALES_AT_ONCE = 4
@@ -86,7 +88,13 @@ def codes_have_neighbours() -> bool:
 
 
 def cut_for(
-    x: Any, group: int, along_k: bool, along_m: bool, layout: str, square: bool = False
+    x: Any,
+    rule: Rule,
+    group: int,
+    along_k: bool,
+    along_m: bool,
+    layout: str,
+    square: bool = False,
 ) -> Cut | None:
     """Return how the template would quantize ``x``, None where it cannot.
 
@@ -97,6 +105,8 @@ def cut_for(
         return None
     producer = Producer(x)
     norm = bool(statistics_of(producer))
+    if _is_too_small(producer, norm, group):
+        return None
     if square:
         if not norm or group != _SQUARE.block_k:
             return None
@@ -105,13 +115,13 @@ def cut_for(
         if not divides(padded if along_m else 1, producer.rows):
             return None
         return _cut((_SQUARE,), producer, group, True, padded if along_k else 1)
-    way = group, along_k, along_m
-    if not norm and _known_leq(producer.rows * producer.columns, TOO_SMALL.get(way, 0)):
-        return None
     if norm and not along_m:
         return None  # rows have it
     whole = 128 if layout == "gemm" else group if along_k else 1
-    return _cut(_NORM if norm else _CUTS[way], producer, group, along_m, whole)
+    cuts = _CUTS[group, along_k, along_m]
+    if norm and (group <= _NORM[0].block_k or rows_make_codes(producer, rule) or not along_k):
+        cuts = _NORM
+    return _cut(cuts, producer, group, along_m, whole)
 
 
 def _cut(
@@ -130,6 +140,12 @@ def _cut(
             few = _known_leq(producer.rows * producer.columns, PROCESSORS * tile)
             return finer(cut, group, along_m) if few else cut
     return None
+
+
+def _is_too_small(producer: Producer, norm: bool, group: int) -> bool:
+    """Return whether loops are known to be faster than tiles, for the size of the matrix."""
+    most = TOO_SMALL_BEHIND_A_NORM if norm else TOO_SMALL if group == 128 else 0
+    return not config.always_lower and _known_leq(producer.rows * producer.columns, most)
 
 
 def _known_leq(size: Any, most: int) -> bool:
@@ -188,6 +204,8 @@ def static_both(x: Any, scale: Any, dtype: torch.dtype) -> tuple[Any, Any] | Non
     producer = Producer(x)
     norm = bool(statistics_of(producer))
     if not norm and not reads_alone(V.graph.current_node):
+        return None
+    if _is_too_small(producer, norm, 1):
         return None
     cut = _cut(_NORM if norm else _STATIC, producer, 1, True)
     if cut is None:

@@ -18,6 +18,8 @@ from .producer import EARLY, Producer, buffers_read, reads_of
 from .row import Variant, pieces_of
 
 MAX_WIDTH = 16384
+ROWS_WIDTH = 8192
+"""The longest row whose codes are made beside a tile."""
 # Elements between statistics and tiles: enough that nobody waits, few enough for the L2 cache.
 DISTANCE = 384 * 8192
 
@@ -71,9 +73,12 @@ def elements_of(
     kept = [step.element for step in steps if step.kind == KEEP]
     early = _read_in_place(producer, steps)
     loads = [_load(producer, name) for name in early]
-    subgraphs = [producer.subgraph(substitute(step.element, names)) for step in steps]
+    # What rows make codes of is read once, before a store in between.
+    once = [*names, *early] if along_k else names
+    subgraphs = [producer.subgraph(substitute(step.element, once)) for step in steps]
     if along_k:
-        subgraphs.append(producer.subgraph(substitute(producer.load, names)))
+        subgraphs.append(producer.subgraph(substitute(producer.load, once)))
+        subgraphs += [producer.subgraph(load) for load in loads]
     subgraphs += [producer.subgraph(load, EARLY) for load in loads]
     in_tile = [substitute(load, [*names, *early]) for load in (*kept, producer.load)]
     subgraphs += [producer.subgraph(load) for load in in_tile]
@@ -88,11 +93,12 @@ def elements_of(
     rows = Variant(None, 0, kinds, pieces_of(k), "plain")
     filled = []
     if along_k:
-        rows = rows._replace(rule=along_k.rule, group=along_k.group, place=along_k.place)
+        rule, group, place = along_k.rule, along_k.group, along_k.place
+        rows = rows._replace(rule=rule, group=group, place=place, reads=len(early))
         filled = [along_k.scales, along_k.codes]
     each = -(-block_m * block_k // k)  # so that a stripe's programs reduce a stripe's rows
     meta = {
-        "AHEAD": max(1, DISTANCE // (block_m * k)),
+        "AHEAD": -(-DISTANCE // (block_m * k)),
         "ROWS_EACH": 1 << (each - 1).bit_length(),
         "WAITERS": max(1, threads // block_m),
         "ALIGNED": math.gcd(k, 16),
@@ -107,11 +113,14 @@ def elements_of(
 def rows_make_codes(producer: Producer, rule: Rule) -> bool:
     """Return whether codes along K are better made of the rows that statistics are taken of.
 
-    RMSNorm -> 1x128 both at 16384 x 8192 on an H200: 200 us, in the tile 255; MXFP8 both behind a
-    residual: 249 and 269, but without one 200 and 183, since tile and row then need 161 registers.
+    At 16384 x 8192 on an H200: RMSNorm -> 1x128 both 215 us, in the tile 255; MXFP8 both behind a
+    residual 248 and 280, but without one 197 and 184.  Longer rows take too many registers: at a
+    width of 14336, 309 and 236 us, 321 and 273.  docs/benchmarks/ahead-h200.txt.
     """
     steps = statistics_of(producer)
-    return bool(steps) and (rule.kind == "fp8" or len(_read_in_place(producer, steps)) > 1)
+    if not steps or int(producer.columns) > ROWS_WIDTH:
+        return False
+    return rule.kind == "fp8" or len(_read_in_place(producer, steps)) > 1
 
 
 def statistics_of(producer: Producer) -> list[Step]:

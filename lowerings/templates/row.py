@@ -39,6 +39,8 @@ ELEMENT = """    idx_k = k<p>
       | indent_except_first(1)}}
     element<p> = tl.broadcast_to(element, (ROWS_EACH, <width>))
 """
+READ = """    step<n>_<p> = element<p>
+"""
 KEEP_ELEMENT = """    step<n>_<p> = element<p>
     tl.store(KEPT_<n> + idx_m * K + k<p>, element<p>.to(KEPT_<n>.dtype.element_ty), inside<p>)
 """
@@ -53,7 +55,7 @@ GROUPED = """    groups = tl.reshape(<element>, (ROWS_EACH, <width> // GROUP, GR
     amax = ixt_amax(groups, 2)
 """
 CODES = """    codes = tl.reshape(<codes>, (ROWS_EACH, <width>)).to(<type>)
-    tl.store(CODES + idx_m * K + k<p>, codes, inside<p>)
+    tl.store(CODES + idx_m * K + <columns>, codes, inside<p>)
 """
 SCALES = """    row, rows, columns = m, M, <columns>
     column = (<first_group> + tl.arange(0, <groups>))[None, :]
@@ -94,6 +96,7 @@ class Variant(NamedTuple):
         steps: what is computed first, in the order of ``step0``, ``step1`` ...: its kind, and
             whether it is stored too.
         place: of the scales: "plain", "column-major" or "swizzled".
+        reads: how many buffers are read before the steps, each in the element's place.
     """
 
     rule: Rule | None
@@ -101,6 +104,7 @@ class Variant(NamedTuple):
     steps: tuple[tuple[str, bool], ...]
     pieces: tuple[Piece, ...]
     place: str
+    reads: int = 0
 
     def names(self) -> list[str]:
         """Return the template's arguments: every result but the last."""
@@ -179,6 +183,10 @@ def steps_text(variant: Variant) -> str:
     text = ""
     for p, piece in enumerate(variant.pieces):
         text += fill(RAGGED_PIECE if piece.ragged else PIECE, p=p, **piece._asdict())
+    for read in range(len(variant.steps), len(variant.steps) + variant.reads):
+        for p, piece in enumerate(variant.pieces):
+            text += fill(ELEMENT, n=read + 1, p=p, known="", width=piece.width)
+            text += fill(READ, n=read, p=p)
     return text + "".join(_step(variant, number) for number in range(len(variant.steps)))
 
 
@@ -188,23 +196,24 @@ def elements_text(variant: Variant) -> str:
     return "".join(_element(variant, len(variant.steps), p) for p in count)
 
 
-def quantized_text(variant: Variant, store: str) -> str:
+def quantized_text(variant: Variant, store: str, columns: str = "k<p>") -> str:
     """Return the text from the elements to stored codes and scales.
 
     Args:
         store: the line that stores the scales of a piece.
+        columns: those of a piece's codes.
     """
     assert variant.rule is not None
     scale = f"    {scale_text(variant.rule)}\n"
     if not variant.group:
         text = _row_amax(variant) + scale
         for p in range(len(variant.pieces)):
-            text += _codes(variant, p, f"element{p}", "")
+            text += _codes(variant, p, f"element{p}", "", columns)
         return text + _scales(variant, 0, 0, 1, store)
     text = ""
     for p, piece in enumerate(variant.pieces):
         text += fill(GROUPED, element=_inside(variant, p), width=piece.width) + scale
-        text += _codes(variant, p, "groups", "[:, :, None]")
+        text += _codes(variant, p, "groups", "[:, :, None]", columns)
         first, groups = piece.offset // variant.group, piece.width // variant.group
         text += _scales(variant, p, first, groups, store)
     return text
@@ -269,10 +278,11 @@ def _folded(variant: Variant, parts: list[str], reduce: str) -> list[str]:
     ]
 
 
-def _codes(variant: Variant, p: int, values: str, each: str) -> str:
+def _codes(variant: Variant, p: int, values: str, each: str, columns: str) -> str:
     assert variant.rule is not None
     codes, type_ = codes_text(variant.rule, values, each), variant.rule.code_type
-    return fill(CODES, codes=codes, type=type_, p=p, width=variant.pieces[p].width)
+    width = variant.pieces[p].width
+    return fill(CODES, codes=codes, type=type_, columns=columns, p=p, width=width)
 
 
 def _scales(variant: Variant, p: int, first_group: int, groups: int, store: str) -> str:
@@ -305,8 +315,10 @@ def _inside(variant: Variant, p: int) -> str:
 
 def _known(variant: Variant, number: int, p: int) -> str:
     """Return what a subgraph may use of the steps before it, for the elements of a piece."""
-    values = [f"step{n}_{p}" if variant.steps[n][0] == KEEP else f"step{n}" for n in range(number)]
-    return "".join(f', step{n}="{value}"' for n, value in enumerate(values))
+    kinds = [kind for kind, _ in variant.steps]
+    known = {n: f"step{n}_{p}" if kinds[n] == KEEP else f"step{n}" for n in range(number)}
+    known |= {n: f"step{n}_{p}" for n in range(len(kinds), len(kinds) + variant.reads)}
+    return "".join(f', step{n}="{value}"' for n, value in known.items())
 
 
 def fill(text: str, **words: Any) -> str:
