@@ -71,6 +71,7 @@ SMALL = [
     ("norm", MX, (4096, 512), True),
     ("norm", MX, (4128, 512), False),
     ("norm", TENSOR, (128, 192), True),
+    ("norm", TENSOR, (3328, 64), False),
     ("norm", ixt.FP8(granularity="square"), (14592, 128), True),
 ]
 

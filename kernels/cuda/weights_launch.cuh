@@ -92,23 +92,40 @@ void run_decode(DecodeArgs& a, Float x, Target target) {
 // Whether a step of the direct kernel is within a group.
 template <Code C>
 bool takes_direct(const DecodeArgs& a) {
-  return 1 << std::min(a.group_shift, 20) >= Step<C, false, bf16, 1, 1>::length;
+  return 1 << std::min(a.group_shift, 20) >= Step<C, false, bf16, 1>::length;
+}
+
+// Whether registers allow the refilled form: not for codes of 4 bits and 16 rows of x or four tiles.
+template <Code C, bool Packed, typename T, int NT, int Tiles>
+constexpr bool refilled() {
+  return !Packed && (Decoder<C, T>::bits == 8 || (NT == 1 && Tiles == 2));
 }
 
 template <Code C, bool Packed, typename T, int NT, int Tiles>
 void run_direct(const DecodeArgs& a, int threads, Target target) {
   const int blocks = (a.n + Tiles * kTileRows - 1) / (Tiles * kTileRows);
+  if constexpr (refilled<C, Packed, T, NT, Tiles>()) {
+    if (threads == kDirectThreads) {
+      // Four tiles come without scales of groups.
+      auto* kernel = a.scale == nullptr ? multiply_refilled<C, T, NT, Tiles, false>
+                                        : multiply_refilled<C, T, NT, 2, true>;
+      launch(kernel, blocks, threads, target.stream, false, a);
+      return;
+    }
+  }
   launch(multiply_direct<C, Packed, T, NT, Tiles>, blocks, threads, target.stream, false, a);
 }
 
 // Four tiles a block where that makes nearly a block a processor and registers allow, since each
-// block reads x. The warps, and so the order of a sum, do not depend on m.
+// block reads x; those of the refilled form do not allow it with scales of groups. The warps, and so
+// the order of a sum, do not depend on m.
 template <Code C, bool Packed, typename T>
 void run_direct(const DecodeArgs& a, Target target) {
   const int threads = a.n <= 4 * kTileRows * 132 ? kDirectThreads : kDirectThreads / 2;
+  const bool grouped = !Packed && a.scale != nullptr && threads == kDirectThreads;
   if (a.m > 8) {
     run_direct<C, Packed, T, 2, 2>(a, threads, target);
-  } else if (a.n < 4 * kTileRows * 112) {
+  } else if (a.n < 4 * kTileRows * 112 || grouped) {
     run_direct<C, Packed, T, 1, 2>(a, threads, target);
   } else {
     run_direct<C, Packed, T, 1, 4>(a, threads, target);

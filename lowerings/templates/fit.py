@@ -52,11 +52,12 @@ _STATIC = (Cut(4, 16, 128, 8), Cut(8, 16, 64, 4))
 _NORM = (Cut(8, 16, 64, 4),)
 # Up to so many tiles leave processors of an H200 idle, and are cut finer.
 PROCESSORS = 132
-# Up to so many elements loops are faster than tiles of 128 rows.  SiLU*mul -> 1x128 both at
-# 384 x 128 on an H200: 9.9 us, plain Inductor 4.1 (docs/benchmarks/shapes-h200.txt).
+# Up to so many elements loops are faster than tiles of 128 rows, and than those behind a norm for a
+# given scale.  SiLU*mul -> 1x128 both at 384 x 128 on an H200: 9.9 us, plain Inductor 4.1.
+# RMSNorm -> static both at 128 x 192: 3.3 and 1.9, but 3.4 and by loops 7.5 at 3328 x 64.
 TOO_SMALL = 1 << 17
-# And behind a norm, whose rows are to be reduced some 3 million elements ahead.  RMSNorm -> 128x128
-# at 14592 x 128: 23.2 and 9.2; MXFP8 both at 128 x 2240: 6.4 and 5.4, at 1536 x 3008 10.2 and 21.8.
+# With amax behind a norm, whose rows are to be reduced some 3 million elements ahead.  128x128 at
+# 14592 x 128: 23.2 and 9.2; MXFP8 both at 128 x 2240: 6.4 and 5.4, at 1536 x 3008 10.2 and 21.8.
 TOO_SMALL_BEHIND_A_NORM = 1 << 21
 # How many of its FP8 scales a thread makes at once, up to 8, with one branch for rare amax.
 # SiLU*mul -> 1x128 both on an H200: 1 278.8 us, 2 263.5, 4 260.4, 8 263.6.
@@ -105,7 +106,7 @@ def cut_for(
         return None
     producer = Producer(x)
     norm = bool(statistics_of(producer))
-    if _is_too_small(producer, norm, group):
+    if _is_small(producer, TOO_SMALL_BEHIND_A_NORM if norm else TOO_SMALL if group == 128 else 0):
         return None
     if square:
         if not norm or group != _SQUARE.block_k:
@@ -142,9 +143,8 @@ def _cut(
     return None
 
 
-def _is_too_small(producer: Producer, norm: bool, group: int) -> bool:
-    """Return whether loops are known to be faster than tiles, for the size of the matrix."""
-    most = TOO_SMALL_BEHIND_A_NORM if norm else TOO_SMALL if group == 128 else 0
+def _is_small(producer: Producer, most: int) -> bool:
+    """Return whether the matrix has at most so many elements, for which loops are to be taken."""
     return not config.always_lower and _known_leq(producer.rows * producer.columns, most)
 
 
@@ -205,7 +205,7 @@ def static_both(x: Any, scale: Any, dtype: torch.dtype) -> tuple[Any, Any] | Non
     norm = bool(statistics_of(producer))
     if not norm and not reads_alone(V.graph.current_node):
         return None
-    if _is_too_small(producer, norm, 1):
+    if _is_small(producer, TOO_SMALL if norm else 0):
         return None
     cut = _cut(_NORM if norm else _STATIC, producer, 1, True)
     if cut is None:
