@@ -105,6 +105,31 @@ def test_norm_to_a_given_scale_in_both_orientations(
     assert not any("_tem_" in name for name in generate(with_amax, x, w, scale).kernels)
 
 
+CODES_ALONG_K = [
+    ("rms_norm", BLOCK, 8192, True),
+    ("rms_norm", BLOCK, 12288, False),
+    ("rms_norm", MX, 1024, False),
+    ("residual, rms_norm", MX, 1024, True),
+    ("residual, rms_norm", MX, 14336, False),
+]
+
+
+@pytest.mark.parametrize(("norm", "fmt", "columns", "of_rows"), CODES_ALONG_K, ids=str)
+def test_who_makes_the_codes_along_k(
+    norm: str, fmt: ixt.Format, columns: int, of_rows: bool
+) -> None:
+    """The rows that statistics are taken of, or the tiles, as was measured."""
+
+    def chain(x: Tensor, r: Tensor, w: Tensor) -> list[Tensor]:
+        q = ixt.quantize(NORMS[norm](x, r, w), fmt, orientation="both")  # type: ignore[call-overload]
+        return plain_tensors(q)
+
+    x, w = torch.randn(256, columns).bfloat16(), torch.randn(columns).bfloat16()
+    graph = generate(chain, x, x.clone(), w)
+    (source,) = (kernel.source for name, kernel in graph.kernels.items() if "_tem_" in name)
+    assert ("arg_SCALES," in source, "arg_SCALES_K," in source) == (of_rows, not of_rows)
+
+
 def test_a_sum_kept_by_the_statistics_of_tiles() -> None:
     """The residual sum is stored on the way, and so is a statistic that others need."""
 
