@@ -2,7 +2,8 @@
 
 It stands in for a card where logic is concerned: indices, masks, layouts, the order of bytes.  What
 the interpreter does otherwise than a GPU is replaced: PTX, and casts, which it does not round to
-nearest.  Started as a program in a process of its own, since the interpreter is chosen on import.
+nearest.  The interpreter is chosen on import, so a process of its own imports it, once, and each
+run is a fork of that process.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import traceback
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -45,12 +48,44 @@ def run_each(source: str, given: Sequence[tuple[Tensor | int, ...]]) -> list[lis
         path = Path(folder)
         (path / "source.py").write_text(source, encoding="utf-8")
         torch.save(given, path / "inputs.pt")
-        environment = os.environ | {"TRITON_INTERPRET": "1"}
-        command = [sys.executable, __file__, folder]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        server = _server()
+        assert server.stdin is not None
+        assert server.stdout is not None
+        print(folder, file=server.stdin, flush=True)
+        assert server.stdout.readline() == "done\n", (path / "log.txt").read_text()
         results: list[list[Tensor]] = torch.load(path / "results.pt")
         return results
+
+
+@cache
+def _server() -> subprocess.Popen[str]:
+    """Return the process that runs what lies in the folders that it is told, one by one."""
+    command, pipe = [sys.executable, __file__], subprocess.PIPE
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)
+
+
+def _serve() -> None:
+    importlib.import_module("torch._inductor.runtime.triton_helpers")  # seconds, but once
+
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            _run_in_fork(Path(line.rstrip("\n")))
+        _, status = os.waitpid(child, 0)
+        print("done" if status == 0 else "failed", flush=True)
+
+
+def _run_in_fork(folder: Path) -> NoReturn:
+    with open(folder / "log.txt", "w", encoding="utf-8", buffering=1) as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        try:
+            _main(folder)
+        except BaseException:
+            traceback.print_exc(file=log)
+            os._exit(1)
+    os._exit(0)
 
 
 def _tensor(array: Any, dtype: Any) -> Any:
@@ -127,6 +162,13 @@ def _module(kernel: str, folder: Path, name: str) -> Any:
     divide = "@triton.jit\ndef ixt_div(a, b):\n    return a / b\n"
     text = re.sub(r"@triton\.jit\ndef ixt_div.*?(?=\n@triton|\Z)", divide, text, flags=re.S)
     # Programs run one after another here: what a program would wait for is there, or never comes.
+    load = (
+        "@triton.jit\ndef ixt_amax_of_all(shared, programs):\n"
+        "    tl.device_assert(tl.load(shared + 1) == programs)\n"
+        "    bits = tl.load(shared + tl.zeros((1, 1), tl.int32))\n"
+        "    return bits.to(tl.float32, bitcast=True)\n"
+    )
+    text = re.sub(r"@triton\.jit\ndef ixt_amax_of_all.*?(?=\n@triton|\Z)", load, text, flags=re.S)
     waits = r"tl\.inline_asm_elementwise\([^()]*AGAIN.*?pack=1\)"
     text = re.sub(waits, "bits", text, flags=re.S)
     quotient = r"tl\.inline_asm_elementwise\('[^']*rcp[^']*', '[^']*', \[(\w+), (\w+)\][^)]*\)"
@@ -199,4 +241,4 @@ def _main(folder: Path) -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
-    _main(Path(sys.argv[1]))
+    _serve()
