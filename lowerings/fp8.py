@@ -57,6 +57,10 @@ def quantize_fp8_tensor(
     x: Any, dtype: torch.dtype, eps: float = 0.0, pow2: bool = False
 ) -> tuple[Any, Any]:
     """Lower ``inductor_ext::quantize_fp8_tensor``."""
+    rule = rule_of(x, dtype, eps, pow2)._replace(limit=FLOAT32_MAX)
+    fused = templates.quantize_tensor(x, rule)
+    if fused is not None:
+        return fused  # type: ignore[no-any-return]
     return _current(x, dtype, eps, pow2, FLOAT32_MAX, rowwise=False)
 
 

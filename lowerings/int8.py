@@ -39,6 +39,9 @@ _RULE = templates.Rule("int8", False)
 
 def quantize_int8_tensor(x: Any) -> tuple[Any, Any]:
     """Lower ``inductor_ext::quantize_int8_tensor``."""
+    fused = templates.quantize_tensor(x, _RULE)
+    if fused is not None:
+        return fused  # type: ignore[no-any-return]
     value = source_of_codes(x)
     rows = templates.amax_of_rows(x)
     code, scale = _codes(x, value, amax_of_all(x, with_codes=False, rows=rows))

@@ -162,13 +162,6 @@ def _module(kernel: str, folder: Path, name: str) -> Any:
     divide = "@triton.jit\ndef ixt_div(a, b):\n    return a / b\n"
     text = re.sub(r"@triton\.jit\ndef ixt_div.*?(?=\n@triton|\Z)", divide, text, flags=re.S)
     # Programs run one after another here: what a program would wait for is there, or never comes.
-    load = (
-        "@triton.jit\ndef ixt_amax_of_all(shared, programs):\n"
-        "    tl.device_assert(tl.load(shared + 1) == programs)\n"
-        "    bits = tl.load(shared + tl.zeros((1, 1), tl.int32))\n"
-        "    return bits.to(tl.float32, bitcast=True)\n"
-    )
-    text = re.sub(r"@triton\.jit\ndef ixt_amax_of_all.*?(?=\n@triton|\Z)", load, text, flags=re.S)
     waits = r"tl\.inline_asm_elementwise\([^()]*AGAIN.*?pack=1\)"
     text = re.sub(waits, "bits", text, flags=re.S)
     quotient = r"tl\.inline_asm_elementwise\('[^']*rcp[^']*', '[^']*', \[(\w+), (\w+)\][^)]*\)"
@@ -202,19 +195,26 @@ class _Kernel:
             self.kernel[(x, y, z)](*given)
 
 
-def _maximum_skips_nan() -> None:
-    """Let maxima of a number and NaN be the number, as on a GPU."""
+def _mend() -> None:
+    """Let maxima of a number and NaN be the number, as on a GPU, and ranges end at tensors."""
     import numpy
-    from triton.runtime.interpreter import InterpreterBuilder
+    from triton.runtime import interpreter
 
     def create_maxnumf(self: Any, a: Any, b: Any) -> Any:
         return self.binary_op(a, b, numpy.fmax)
 
-    InterpreterBuilder.create_maxnumf = create_maxnumf
+    interpreter.InterpreterBuilder.create_maxnumf = create_maxnumf
+    patch = interpreter._patch_lang_tensor
+
+    def patch_lang_tensor(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch_lang_tensor
 
 
 def _main(folder: Path) -> None:
-    _maximum_skips_nan()
+    _mend()
     source = (folder / "source.py").read_text(encoding="utf-8")
     call = _CALL.search(source)
     assert call is not None

@@ -237,17 +237,6 @@ def test_whole_rows_of_a_pointwise_producer(fmt: ixt.Format, shape: tuple[int, .
     assert all(map(same_bits, got, plain_tensors(chain(x, y))))
 
 
-@pytest.mark.parametrize("fmt", [ixt.FP8(granularity="tensor"), ixt.INT8(granularity="tensor")])
-def test_the_amax_of_a_tensor_behind_a_norm(fmt: ixt.Format) -> None:
-    """One pass for statistics and amax, the tiny maximum over rows, one pass for the codes."""
-
-    def chain(x: Tensor, w: Tensor) -> Any:
-        return ixt.quantize(F.rms_norm(x, w.shape, w), fmt)[:2]
-
-    graph = generate(chain, torch.randn(64, 5120).bfloat16(), torch.randn(5120).bfloat16())
-    assert ["_tem_" in name for name in graph.kernels] == [True, False, False]
-
-
 @pytest.mark.parametrize("fmt", [ROW, INT8, MX, GEMM], ids=repr)
 def test_one_row_kernel_for_every_batch(fmt: ixt.Format) -> None:
     """The number of rows is an argument of the kernel and of its grid."""

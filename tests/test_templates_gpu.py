@@ -240,3 +240,56 @@ def test_scales_of_every_mantissa(exponent: int) -> None:
         scale = torch.where(amax > 0, scale, 1.0)
         want = torch.ones_like(scale) / scale
         assert torch.equal(compiled(x).view(-1).view(torch.int32), want.view(torch.int32))
+
+
+TENSORS = [ixt.FP8(granularity="tensor"), ixt.INT8(granularity="tensor")]
+
+
+@pytest.mark.parametrize("shape", [(1, 64), (5, 200), (3, 7, 4096), (301, 14336)], ids=str)
+@pytest.mark.parametrize("fmt", TENSORS, ids=repr)
+def test_one_scale_a_tensor(fmt: ixt.Format, shape: tuple[int, ...]) -> None:
+    """Programs wait for the amax of others: nothing hangs, and every run has the eager bits."""
+
+    def chain(x: Tensor, y: Tensor) -> Any:
+        return ixt.quantize(x * y, fmt)
+
+    x, y = cpu.values(*shape).cuda(), cpu.values(*shape, seed=1).cuda()
+    x, y = (t.nan_to_num(1, 1, 1).clamp(-1e4, 1e4) for t in (x, y))
+    compiled, want = torch.compile(chain, fullgraph=True), chain(x, y)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    torch.cuda.synchronize()
+    results = []
+    for number in range(30):
+        with torch.cuda.stream(streams[number % 3]):
+            results.append(compiled(x, y))
+    torch.cuda.synchronize()
+    for got in results:
+        _same(got, want)
+
+
+@pytest.mark.parametrize("fmt", TENSORS, ids=repr)
+def test_one_scale_behind_a_norm_and_a_sum_that_is_kept(fmt: ixt.Format) -> None:
+    """The sum is stored by programs that others wait for, and read by those."""
+
+    def chain(x: Tensor, r: Tensor) -> list[Tensor]:
+        h = x + r
+        mean = h.float().mean(-1, keepdim=True)
+        return [h, mean, *ixt.quantize((h.float() - mean).bfloat16(), fmt)[:2]]
+
+    # Small integers: their mean does not depend on an order.
+    x, r = (torch.randint(-8, 9, (5000, 4096), device="cuda").bfloat16() for _ in range(2))
+    compiled, want = torch.compile(chain, fullgraph=True, mode="reduce-overhead"), chain(x, r)
+    for _ in range(5):
+        for a, b in zip(compiled(x, r), want, strict=True):
+            assert torch.equal(a.view(-1).view(torch.uint8), b.view(-1).view(torch.uint8))
+
+
+def test_one_scale_for_any_number_of_rows() -> None:
+    def chain(x: Tensor) -> Any:
+        return ixt.quantize(-x, TENSORS[0])
+
+    compiled = torch.compile(chain, fullgraph=True, dynamic=True)
+    for rows in (300, 40, 2, 3000, 0):
+        x = cpu.values(rows, 384).cuda().nan_to_num(1, 1, 1)
+        torch._dynamo.mark_static(x, 1)
+        _same(compiled(x), chain(x))

@@ -5,10 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from .fit import cut_for, quantize_tiles, static_both
-from .fit_row import amax_of_rows, quantize_rows
+from .fit_row import amax_of_rows, quantize_rows, quantize_tensor
 from .formulas import Rule
 
-__all__ = ["Rule", "amax_of_rows", "quantize", "quantize_rows", "static_both"]
+__all__ = [
+    "Rule",
+    "amax_of_rows",
+    "quantize",
+    "quantize_rows",
+    "quantize_tensor",
+    "static_both",
+]
 
 
 def quantize(

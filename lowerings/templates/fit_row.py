@@ -1,4 +1,4 @@
-"""Where the row template applies, and how it is cut: settings measured on an H200."""
+"""Where the templates of rows apply, and how they are cut: settings measured on an H200."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any
 
 import torch
 
-from inductor_ext._compat import V
+from inductor_ext._compat import V, ops
 
+from ..blocks import reshaped
+from ..vocabulary import pointwise, stored
+from . import row, tensor
 from .fit import (
     as_given,
     codes_have_neighbours,
@@ -21,7 +24,7 @@ from .fit import (
 from .formulas import Rule
 from .inside import STATISTICS, Step, handed_over, reads_a_loop, steps_of, substitute
 from .producer import Producer, buffers_read, run_template
-from .row import Variant, cut, pieces_of, template
+from .row import Variant, cut, pieces_of
 
 MAX_WIDTH = 16384
 
@@ -49,14 +52,38 @@ def quantize_rows(x: Any, rule: Rule, group: int, layout: str = "plain") -> Any:
     place, blocks = place_of(rule, layout), k // group if group else 1
     codes = empty(x, (producer.rows, k), rule.codes)
     main = (stored_size(producer.rows, blocks, place), rule.scales)
-    scales = _run(producer, steps, main, [codes], rule, group, place)
+    variant = _variant(producer, steps, rule, group, place)
+    scales = _run(producer, steps, main, [codes], variant)
     return as_given(codes, scales, x, blocks, place)
+
+
+def quantize_tensor(x: Any, rule: Rule) -> Any:
+    """Return (codes, scale) for the scale that the tensor's amax gives, in one kernel.
+
+    Returns:
+        None where others compute with the codes in generated code; and where a row is too long for
+        a program's registers, or where loops take in a producer that was to be stored first.
+    """
+    producer = _producer(x)
+    if producer is None or codes_have_neighbours():
+        return None
+    steps = steps_of(producer)
+    if not _has_statistics(steps) and reads_a_loop(producer, steps):
+        return None
+    codes = empty(x, (producer.rows, int(producer.columns)), rule.codes)
+    count = producer.rows + tensor.WAYS * (1 + tensor.LINE)
+    bits = pointwise(x, torch.int32, [count], lambda _: ops.constant(-1, torch.int32))
+    variant = _variant(producer, steps, rule)
+    others = [stored(bits), codes]
+    scale = _run(producer, steps, ([1, 1], rule.scales), others, variant, tensor.template)
+    return reshaped(codes, x.get_size()), reshaped(scale, [])
 
 
 def amax_of_rows(x: Any) -> Any:
     """Return the bits of each row's amax, (M, 1) int32, before ``x`` is rounded.
 
-    The statistics are stored on the way, for who reads ``x`` again.
+    For codes that others compute with.  The statistics are stored on the way, for who reads ``x``
+    again.
 
     Returns:
         None where there are no statistics, or a row is too long for a program's registers.
@@ -68,7 +95,7 @@ def amax_of_rows(x: Any) -> Any:
     steps = steps_of(producer, store_all=True)
     if not _has_statistics(steps):
         return None
-    return _run(producer, steps, ([producer.rows, 1], torch.int32), [])
+    return _run(producer, steps, ([producer.rows, 1], torch.int32), [], _variant(producer, steps))
 
 
 def _producer(x: Any) -> Producer | None:
@@ -76,7 +103,8 @@ def _producer(x: Any) -> Producer | None:
     if not may_use_template(x) or len(x.get_size()) < 2:
         return None
     producer = Producer(x)
-    if producer.uses_positions() or producer.is_huge():
+    nothing = V.graph.sizevars.statically_known_equals(producer.rows, 0)
+    if nothing or producer.uses_positions() or producer.is_huge():
         return None
     columns = V.graph.sizevars.simplify(producer.columns)
     if not getattr(columns, "is_Integer", isinstance(columns, int)):
@@ -89,14 +117,24 @@ def _has_statistics(steps: list[Step]) -> bool:
     return any(step.kind in STATISTICS for step in steps)
 
 
+def _variant(
+    producer: Producer,
+    steps: list[Step],
+    rule: Rule | None = None,
+    group: int = 0,
+    place: str = "plain",
+) -> Variant:
+    kinds = tuple((step.kind, step.stored) for step in steps)
+    return Variant(rule, group, kinds, pieces_of(int(producer.columns)), place)
+
+
 def _run(
     producer: Producer,
     steps: list[Step],
     main: tuple[Any, torch.dtype],
-    codes: list[Any],
-    rule: Rule | None = None,
-    group: int = 0,
-    place: str = "plain",
+    others: list[Any],
+    variant: Variant,
+    template: Any = row.template,
 ) -> Any:
     """Put the template into the graph; return its last result, of the size and dtype ``main``."""
     names = [step.name for step in steps]
@@ -104,18 +142,18 @@ def _run(
     subgraphs = [producer.subgraph(substitute(e, names)) for e in (*elements, producer.load)]
     reads = _all_reads(producer, elements, set(names))
     k = int(producer.columns)
-    kinds = tuple((step.kind, step.stored) for step in steps)
     expected = V.graph.sizevars.optimization_hint(producer.rows)
     rows_each, warps = cut(expected, k, statistics=_has_statistics(steps))
     with handed_over(steps) as filled:
         return run_template(
-            template(Variant(rule, group, kinds, pieces_of(k), place)),
+            template(variant),
             main,
-            [*codes, *filled],
+            [*others, *filled],
             subgraphs,
             reads,
-            [covered_rows(producer.rows, place)],
-            COLUMNS=k, ALIGNED=math.gcd(k, 16), GROUP=group, ROWS_EACH=rows_each, num_warps=warps,
+            [covered_rows(producer.rows, variant.place)],
+            COLUMNS=k, ALIGNED=math.gcd(k, 16), GROUP=variant.group, ROWS_EACH=rows_each,
+            num_warps=warps,
         )  # fmt: skip
 
 

@@ -44,6 +44,8 @@ READ = """    step<n>_<p> = element<p>
 KEEP_ELEMENT = """    step<n>_<p> = element<p>
     tl.store(KEPT_<n> + idx_m * K + k<p>, element<p>.to(KEPT_<n>.dtype.element_ty), inside<p>)
 """
+KEPT_ELEMENT = """    step<n>_<p> = tl.load(KEPT_<n> + idx_m * K + k<p>).to(tl.float32)
+"""
 KEEP_ROW = """    tl.store(KEPT_<n> + idx_m, step<n>.to(KEPT_<n>.dtype.element_ty), m_inside)
 """
 ROW_VALUE = """    idx_k = tl.zeros((1, 1), tl.int32)
@@ -166,7 +168,7 @@ def template(variant: Variant) -> Any:
     source = "{{def_kernel(" + names + ")}}" + HEAD.replace("<first>", first)
     source += steps_text(variant) + elements_text(variant)
     if variant.rule is None:
-        source += _row_amax(variant) + AMAX
+        source += row_amax_text(variant) + AMAX
     else:
         source += quantized_text(variant, STORE_LAST)
     source += kept_text(variant)  # last: a store in between would have the row loaded again
@@ -178,8 +180,12 @@ def template(variant: Variant) -> Any:
 _made: list[Variant] = []
 
 
-def steps_text(variant: Variant) -> str:
-    """Return the text that computes the steps of rows ``m``, from ``idx_m`` and ``m_inside``."""
+def steps_text(variant: Variant, *, kept: bool = False) -> str:
+    """Return the text that computes the steps of rows ``m``, from ``idx_m`` and ``m_inside``.
+
+    Args:
+        kept: whether what is kept of elements has been stored already, and is to be read.
+    """
     text = ""
     for p, piece in enumerate(variant.pieces):
         text += fill(RAGGED_PIECE if piece.ragged else PIECE, p=p, **piece._asdict())
@@ -187,7 +193,7 @@ def steps_text(variant: Variant) -> str:
         for p, piece in enumerate(variant.pieces):
             text += fill(ELEMENT, n=read + 1, p=p, known="", width=piece.width)
             text += fill(READ, n=read, p=p)
-    return text + "".join(_step(variant, number) for number in range(len(variant.steps)))
+    return text + "".join(_step(variant, number, kept) for number in range(len(variant.steps)))
 
 
 def elements_text(variant: Variant) -> str:
@@ -206,9 +212,7 @@ def quantized_text(variant: Variant, store: str, columns: str = "k<p>") -> str:
     assert variant.rule is not None
     scale = f"    {scale_text(variant.rule)}\n"
     if not variant.group:
-        text = _row_amax(variant) + scale
-        for p in range(len(variant.pieces)):
-            text += _codes(variant, p, f"element{p}", "", columns)
+        text = row_amax_text(variant) + scale + codes_of_whole_rows(variant, columns)
         return text + _scales(variant, 0, 0, 1, store)
     text = ""
     for p, piece in enumerate(variant.pieces):
@@ -217,6 +221,23 @@ def quantized_text(variant: Variant, store: str, columns: str = "k<p>") -> str:
         first, groups = piece.offset // variant.group, piece.width // variant.group
         text += _scales(variant, p, first, groups, store)
     return text
+
+
+def codes_of_whole_rows(variant: Variant, columns: str = "k<p>") -> str:
+    """Return the text that stores the codes of all elements by one scale."""
+    count = range(len(variant.pieces))
+    return "".join(_codes(variant, p, f"element{p}", "", columns) for p in count)
+
+
+def row_amax_text(variant: Variant) -> str:
+    """Return the text that computes each row's ``amax``."""
+    parts = [_inside(variant, p) for p in range(len(variant.pieces))]
+    if len(parts) > 1:
+        parts = _folded(variant, [f"tl.abs({part})" for part in parts], "tl.max")
+    text = f"    amax = {parts[0]}\n"
+    for part in parts[1:]:
+        text += f"    amax = tl.maximum(amax, {part})\n"
+    return text + "    amax = ixt_amax(amax, 1)[:, None]\n"
 
 
 def kept_text(variant: Variant) -> str:
@@ -228,12 +249,14 @@ def kept_text(variant: Variant) -> str:
     )
 
 
-def _step(variant: Variant, number: int) -> str:
+def _step(variant: Variant, number: int, kept: bool) -> str:
     """Return the text that computes a step; what is kept of elements it stores too."""
     kind, _ = variant.steps[number]
     count = range(len(variant.pieces))
     if kind == ROW:
         text = fill(ROW_VALUE, n=number, known=_known(variant, number, 0))
+    elif kind == KEEP and kept:
+        return "".join(fill(KEPT_ELEMENT, n=number, p=p) for p in count)
     elif kind == KEEP:
         return "".join(
             _element(variant, number, p) + fill(KEEP_ELEMENT, n=number, p=p) for p in count
@@ -256,16 +279,6 @@ def _total(variant: Variant, parts: list[str]) -> str:
     if len(parts) == 1:
         return f"tl.sum({parts[0]}, 1)[:, None]"
     return f"tl.sum({' + '.join(_folded(variant, parts, 'tl.sum'))}, 1)[:, None]"
-
-
-def _row_amax(variant: Variant) -> str:
-    parts = [_inside(variant, p) for p in range(len(variant.pieces))]
-    if len(parts) > 1:
-        parts = _folded(variant, [f"tl.abs({part})" for part in parts], "tl.max")
-    text = f"    amax = {parts[0]}\n"
-    for part in parts[1:]:
-        text += f"    amax = tl.maximum(amax, {part})\n"
-    return text + "    amax = ixt_amax(amax, 1)[:, None]\n"
 
 
 def _folded(variant: Variant, parts: list[str], reduce: str) -> list[str]:
