@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .fp8 import saturate_cast
+
 BLOCK = 128
 """Tokens of a head that share a scale where there is a scale for each block."""
 
@@ -101,6 +103,7 @@ def attention_fp8(
     right: int = -1,
     max_length: int = -1,
     dtype: torch.dtype = torch.bfloat16,
+    out_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return :func:`attention` of the values of FP8 codes; no probability is rounded.
 
@@ -111,11 +114,16 @@ def attention_fp8(
         q, k, v: e4m3 codes, shaped as in :func:`attention`.
         q_scale, k_scale, v_scale: float32 multipliers: one element, (B, H), or (B, H, n) with one
             for each 128 tokens of a head.
-        dtype: of the result.
+        dtype: of the result; float8_e4m3fn with ``out_scale``.
+        out_scale: one float32: the result, rounded to float32, is quantized with it.
     """
     pairs = (q, q_scale), (k, k_scale), (v, v_scale)
     q, k, v = (dequantize(codes, multiplier, torch.float64) for codes, multiplier in pairs)
-    return attention(q, k, v, offsets, offsets_k, scale, left, right, dtype=dtype)
+    wide = dtype if out_scale is None else torch.float32
+    out, lse = attention(q, k, v, offsets, offsets_k, scale, left, right, dtype=wide)
+    if out_scale is None:
+        return out, lse
+    return _as_rows(saturate_cast(out * out_scale.reshape(()), dtype)), lse
 
 
 def dequantize(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:

@@ -35,6 +35,7 @@ def attention(
     max_length: int | None = None,
     format: Format | None = None,
     dtype: torch.dtype = torch.bfloat16,
+    out_scale: None = None,
     return_lse: Literal[False] = False,
 ) -> Tensor: ...
 @overload
@@ -51,8 +52,43 @@ def attention(
     max_length: int | None = None,
     format: Format | None = None,
     dtype: torch.dtype = torch.bfloat16,
+    out_scale: None = None,
     return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
+@overload
+def attention(
+    q: Operand,
+    k: Operand,
+    v: Operand,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    offsets: Tensor | None = None,
+    offsets_k: Tensor | None = None,
+    max_length: int | None = None,
+    format: Format,
+    dtype: torch.dtype = torch.bfloat16,
+    out_scale: Tensor,
+    return_lse: Literal[False] = False,
+) -> Quantized: ...
+@overload
+def attention(
+    q: Operand,
+    k: Operand,
+    v: Operand,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    offsets: Tensor | None = None,
+    offsets_k: Tensor | None = None,
+    max_length: int | None = None,
+    format: Format,
+    dtype: torch.dtype = torch.bfloat16,
+    out_scale: Tensor,
+    return_lse: Literal[True],
+) -> tuple[Quantized, Tensor]: ...
 def attention(
     q: Operand,
     k: Operand,
@@ -66,8 +102,9 @@ def attention(
     max_length: int | None = None,
     format: Format | None = None,
     dtype: torch.dtype = torch.bfloat16,
+    out_scale: Tensor | None = None,
     return_lse: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Any:
     """Return ``softmax(q @ k^T * scale) @ v``; see docs/attention.md.
 
     Args:
@@ -88,12 +125,15 @@ def attention(
             head, the row of a (B * H, S * D) matrix) or "square" (a scale for each 128 tokens of a
             head).  None computes in the dtype of ``q``.
         dtype: of the result for ``Quantized`` operands; otherwise it is that of ``q``.
+        out_scale: with ``format``: one float32, as for ``quantize``: the result is quantized with
+            it for the next product, in the kernel where that can.  No gradient then.
         return_lse: also return the log-sum-exp of the scaled scores, float32 (B, Hq, Sq).
 
     Returns:
-        (B, Hq, Sq, D), in memory (B, Sq, Hq, D): merging the heads is a view.  A query that sees
-        no key has zeros, and the log-sum-exp -inf.  Differentiable (the log-sum-exp is not); with
-        ``format``, the gradients are those of the quantized values, passed straight through.
+        (B, Hq, Sq, D), in memory (B, Sq, Hq, D): merging the heads is a view.  With ``out_scale``
+        a ``Quantized`` of e4m3 codes of that shape and layout.  A query that sees no key has zeros,
+        and the log-sum-exp -inf.  Differentiable (the log-sum-exp is not); with ``format``, the
+        gradients are those of the quantized values, passed straight through.
 
     Raises:
         TypeError, ValueError: naming the argument, what was expected and what came.
@@ -111,13 +151,19 @@ def attention(
             check_tensor(name, value)
     codes: Any = q[0] if quantized else q
     rest = (offsets, offsets_k, *_numbers(codes, scale, causal, window, max_length))
+    if out_scale is not None:
+        check_tensor("out_scale", out_scale)
+        if format is None:
+            raise ValueError("`out_scale` must be None without `format`, got a tensor")
     if format is not None:
-        made = _fp8(operands, _checked(format), rest, dtype)
+        made = _fp8(operands, _checked(format), rest, dtype, out_scale)
     elif quantized:
         raise ValueError("`format` must be FP8(...) for quantized operands, got None")
     else:
         made = call_with_gradient(_ops.attention.default, q, k, v, *rest)
-    out: Tensor = made[0]
+    out: Any = made[0]
+    if out_scale is not None:
+        out = Quantized(out, out_scale.reshape(()).reciprocal())
     return (out, made[1]) if return_lse else out
 
 
@@ -150,23 +196,41 @@ def _checked(format: Format) -> FP8:
     return format
 
 
-def _fp8(operands: dict[str, Any], format: FP8, rest: tuple[Any, ...], dtype: torch.dtype) -> Any:
+def _fp8(
+    operands: dict[str, Any],
+    format: FP8,
+    rest: tuple[Any, ...],
+    dtype: torch.dtype,
+    out_scale: Tensor | None,
+) -> Any:
     q, k, v = operands.values()
     if isinstance(q, Quantized):
         codes, scales = zip(*(x[:2] for x in (q, k, v)), strict=True)
-        return call(_ops.attention_fp8.default, *codes, *scales, *rest, dtype)
+        return call(_ops.attention_fp8.default, *codes, *scales, *rest, *_result(dtype, out_scale))
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        if out_scale is not None:
+            raise ValueError("`out_scale` must be None where gradients are asked for, got a tensor")
         return _Quantized.apply(q, k, v, format, *rest)
-    return _quantize_and_attend(q, k, v, format, rest)[0]
+    return _quantize_and_attend(q, k, v, format, rest, out_scale)[0]
+
+
+def _result(dtype: torch.dtype, out_scale: Tensor | None) -> tuple[torch.dtype, Tensor | None]:
+    return (dtype if out_scale is None else torch.float8_e4m3fn), out_scale
 
 
 def _quantize_and_attend(
-    q: Tensor, k: Tensor, v: Tensor, format: FP8, rest: tuple[Any, ...]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    format: FP8,
+    rest: tuple[Any, ...],
+    out_scale: Tensor | None = None,
 ) -> tuple[Any, tuple[Tensor, ...]]:
     """Return what the op returns, and the codes and scales that it was given."""
     (q8, q_scale), (k8, k_scale), (v8, v_scale) = (_quantize(x, format) for x in (q, k, v))
     saved = q8, k8, v8, q_scale, k_scale, v_scale
-    return call_with_gradient(_ops.attention_fp8.default, *saved, *rest, q.dtype), saved
+    result = _result(q.dtype, out_scale)
+    return call_with_gradient(_ops.attention_fp8.default, *saved, *rest, *result), saved
 
 
 def _quantize(x: Tensor, format: FP8) -> tuple[Tensor, Tensor]:

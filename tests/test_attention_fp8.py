@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 from typing import Any
@@ -148,6 +149,55 @@ def check_exact(case: Case, given: Any, got: tuple[Tensor, Tensor]) -> None:
     assert ((got[0].double() - want.out).abs() <= 2.0**-16 * want.magnitude + 1e-30).all()
 
 
+def check_codes(
+    case: Case, got: tuple[Tensor, Tensor], codes: Any, scales: Any, out_scale: float, sums: float
+) -> None:
+    """As :func:`check`, for a result in e4m3: rounded once more, in units of its own scale."""
+    assert got[0].dtype == E4M3
+    assert got[0].transpose(1, 2).is_contiguous()
+    q, k, v = values(codes, scales)
+    want = case.true(q, k, v)
+    lost = score_error(q, k, case.dim**-0.5, sums)
+    before = (PROBABILITY + math.expm1(2 * lost + 2.0**-16)) * want.magnitude + FLOOR * want.largest
+    rounding = 2.0**-4 * (want.out.abs() + before) + 2.0**-10 / out_scale
+    out = got[0].float() / out_scale
+    wider = want._replace(largest=want.largest + rounding / FLOOR)
+    require_within((out, got[1]), wider, PROBABILITY, FLOOR, lost)
+
+
+def test_definition_of_codes() -> None:
+    """With a scale for the result: the result in float32, quantized as ``quantize`` does."""
+    for name, case in CASES.items():
+        codes, scales = quantized(case, "tensor")
+        for number in (40.0, 1e4):  # the second saturates
+            scale = torch.tensor(number)
+            rest = (*case.rest(), -1)
+            got, lse = OPS.attention_fp8(*codes, *scales, *rest, E4M3, scale)
+            wide, same = OPS.attention_fp8(*codes, *scales, *rest, torch.float32)
+            with ixt.config.patch(attention="math"):
+                want = OPS.quantize_fp8_static(wide, scale, E4M3)[0]
+            assert torch.equal(got.view(torch.uint8), want.view(torch.uint8)), name
+            assert got.transpose(1, 2).is_contiguous()
+            assert torch.equal(lse, same)
+
+
+def test_public_codes() -> None:
+    """``out_scale`` gives what ``quantize`` gives of the result, but for one rounding to bf16."""
+    case = Case(heads=4, kv=2, dim=32, queries=70, keys=70, right=0)
+    q, k, v = (t.bfloat16() for t in case.tensors())
+    fmt, scale = ixt.FP8(granularity="tensor"), torch.tensor([50.0])
+    got, lse = ixt.attention(q, k, v, causal=True, format=fmt, out_scale=scale, return_lse=True)
+    assert isinstance(got, ixt.Quantized)
+    wide, same = ixt.attention(q, k, v, causal=True, format=fmt, return_lse=True)
+    assert torch.equal(lse, same)
+    assert torch.equal(got.scale_inv, torch.tensor(50.0).reciprocal())
+    want = ixt.quantize(wide, fmt, scale.reshape(()))
+    moved = got.codes.view(torch.uint8) != want.codes.view(torch.uint8)
+    assert float(moved.float().mean()) < 0.03  # ties of a bf16 between two codes: 1 in 16, halved
+    back = ixt.dequantize(got, fmt)
+    assert ((back.float() - wide.float()).abs() <= 2.0**-4 * wide.float().abs() + 2.0**-10).all()
+
+
 def test_definition() -> None:
     """On the CPU the op is the definition, which is float64 rounded once."""
     for case in CASES.values():
@@ -181,14 +231,20 @@ def check_op(case: Case, kind: str, device: str, route: str) -> None:
     """Run the op and compare.
 
     Hopper sums FP8 products with 13 bits below the largest term; dequantization rounds both factors
-    of a score to bf16.
+    of a score, and a result before its codes, to bf16: less than the probabilities that it does not
+    round.
     """
     codes, scales = quantized(case, kind)
     here = [c.to(device) for c in codes[:2]]
     here.append(codes[2].mT.to(device).mT)
     with ixt.config.patch(attention=route):
         got = OPS.attention_fp8(*here, *(s.to(device) for s in scales), *case.rest(device))
-    check(case, got, codes, scales, 2.0**-12 + 2.0**-7 * (route == "dequantize"))
+        scale = torch.tensor(30.0, device=device)
+        rest = (*case.rest(device), -1, E4M3, scale)
+        coded = OPS.attention_fp8(*here, *(s.to(device) for s in scales), *rest)
+    sums = 2.0**-12 + 2.0**-7 * (route == "dequantize")
+    check(case, got, codes, scales, sums)
+    check_codes(case, coded, codes, scales, 30.0, sums)
 
 
 @pytest.mark.parametrize(
@@ -202,6 +258,17 @@ def check_op(case: Case, kind: str, device: str, route: str) -> None:
 def test_routes(name: str, device: str, route: str) -> None:
     for kind in kinds(EVERY[name]):
         check_op(EVERY[name], kind, device, route)
+
+
+def test_codes_without_a_scale_and_gradients_of_codes_are_refused() -> None:
+    x = torch.zeros(1, 1, 4, 8)
+    with pytest.raises(ValueError, match="`out_scale` must be None without `format`"):
+        ixt.attention(x, x, x, out_scale=ONE)
+    x.requires_grad_()
+    with pytest.raises(ValueError, match="`out_scale` must be None where gradients are asked for"):
+        ixt.attention(x, x, x, format=ixt.FP8(granularity="tensor"), out_scale=ONE)
+    with pytest.raises(TypeError, match="`dtype` must be bfloat16, float16 or float32"):
+        OPS.attention_fp8(C, C, C, ONE, ONE, ONE, None, None, 1.0, -1, -1, -1, E4M3)
 
 
 @gpu
@@ -243,8 +310,12 @@ def test_frontend_on_a_card() -> None:
         case = case._replace(keys=case.queries)
         codes, scales = quantized(case, "tensor")
         here = [codes[0].cuda(), codes[1].cuda(), codes[2].contiguous().cuda()]
+        given = (*here, *(s.cuda() for s in scales), *case.rest("cuda"))
         with ixt.config.patch(attention="cudnn_frontend"):
-            out, lse = OPS.attention_fp8(*here, *(s.cuda() for s in scales), *case.rest("cuda"))
+            out, lse = OPS.attention_fp8(*given)
+            scale = torch.tensor(30.0, device="cuda")
+            coded = OPS.attention_fp8(*given, -1, E4M3, scale)
+        check_codes(case, coded, codes, scales, 30.0, 2.0**-12)
         want = case.true(*values(codes, scales))
         lost = score_error(*values(codes, scales)[:2], case.dim**-0.5, 2.0**-12)
         rounding = 2.0**-4 * (want.out.abs() + want.magnitude / 8) + 2.0**-9 * float(scales[2])
@@ -366,6 +437,10 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
         r"`k_scale` must have one element or the shape \(1, 2\), one a head, got \(1, 2, 1\)",
     ),
     "result": ({"dtype": torch.float64}, "`dtype` must be bfloat16, float16 or float32"),
+    "result's scale": (
+        {"out_scale": torch.ones(2)}, r"`out_scale` must have one element, got \(2,\)"
+    ),
+    "its dtype": ({"out_scale": ONE.double()}, "`out_scale` must be float32, got float64"),
 }  # fmt: skip
 
 
@@ -375,14 +450,16 @@ def test_refusals(name: str) -> None:
     """The same words in eager mode, on fakes, and compiled."""
     change, words = REFUSALS[name]
     given = {"q": C, "k": C, "v": C, "q_scale": ONE, "k_scale": ONE, "v_scale": ONE,
-             "offsets": None, "dtype": torch.bfloat16} | change  # fmt: skip
+             "offsets": None, "out_scale": None, "dtype": torch.bfloat16} | change  # fmt: skip
     dtype = given.pop("dtype")
 
     def function(*args: Any) -> Tensor:
-        *tensors, offsets = args
+        *tensors, offsets, out_scale = args
         operands = [ixt.Quantized(c, s) for c, s in zip(tensors[:3], tensors[3:], strict=True)]
         fmt = ixt.FP8(granularity="tensor")
-        return ixt.attention(*operands, offsets=offsets, format=fmt, dtype=dtype)
+        return ixt.attention(
+            *operands, offsets=offsets, format=fmt, dtype=dtype, out_scale=out_scale
+        )
 
     with pytest.raises((TypeError, ValueError), match=words):
         function(*given.values())

@@ -96,16 +96,18 @@ def _not_compiled() -> None:
 def our_linear(recipe: Recipe, kept: bool, broken: bool = False) -> Linear:
     """Return the linear layer of a recipe in our ops; ``broken``: behind a graph break."""
 
-    def linear(x: Tensor, p: dict[str, Any], name: str) -> Tensor:
+    def linear(x: Tensor | ixt.Quantized, p: dict[str, Any], name: str) -> Tensor:
         if broken:
             _not_compiled()
-        scale = p[f"{name}_x_scale"] if recipe.given else None
-        a = ixt.quantize(x.flatten(0, -2), recipe.activations, scale)
+        if isinstance(x, ixt.Quantized):  # with the scale that is given for it
+            shape, a = x.codes.shape, x._replace(codes=x.codes.flatten(0, -2))
+        else:
+            scale = p[f"{name}_x_scale"] if recipe.given else None
+            shape, a = x.shape, ixt.quantize(x.flatten(0, -2), recipe.activations, scale)
         b = p[name] if kept else recipe.quantize_weight(p, name)
-        product = ixt.scaled_mm(
-            a, b, recipe.activations, recipe.weights, dtype=x.dtype, fast_accum=recipe.fast_accum
-        )
-        return product.view(*x.shape[:-1], -1)
+        formats = recipe.activations, recipe.weights
+        product = ixt.scaled_mm(a, b, *formats, fast_accum=recipe.fast_accum)
+        return product.view(*shape[:-1], -1)
 
     return linear
 
@@ -132,12 +134,18 @@ def plain_linear(recipe: Recipe, kept: bool) -> Linear:
     return linear
 
 
-ATTENTION: dict[str, Attend] = {
-    "sdpa": sdpa,
-    "bf16": lambda q, k, v: ixt.attention(q, k, v, causal=True),
-    "fp8": lambda q, k, v: ixt.attention(q, k, v, causal=True, format=TENSOR),
-}
-"""PyTorch's choice of a back end, ours, and FP8 with one scale each for q, k and v."""
+def our_attention(q: Tensor, k: Tensor, v: Tensor, _: Tensor | None = None) -> Tensor:
+    """Return our causal attention."""
+    return ixt.attention(q, k, v, causal=True)
+
+
+def fp8_attention(q: Tensor, k: Tensor, v: Tensor, next_scale: Tensor | None = None) -> Any:
+    """Return it with one scale each for q, k and v; codes where the next product's is given."""
+    return ixt.attention(q, k, v, causal=True, format=TENSOR, out_scale=next_scale)
+
+
+ATTENTION: dict[str, Attend] = {"sdpa": sdpa, "bf16": our_attention, "fp8": fp8_attention}
+"""PyTorch's choice of a back end, and ours."""
 
 
 class Block(torch.nn.Module):

@@ -86,10 +86,11 @@ def plain_linear(x: Tensor, p: dict[str, Any], name: str) -> Tensor:
     return product.view(*x.shape[:-1], -1)
 
 
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+Attend = Callable[[Tensor, Tensor, Tensor, "Tensor | None"], Any]
+"""From q, k, v and the given scale of the next product, if any, to a tensor or its codes."""
 
 
-def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def sdpa(q: Tensor, k: Tensor, v: Tensor, next_scale: Tensor | None = None) -> Tensor:
     """Return PyTorch's causal attention, by the back end that it picks."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
@@ -104,14 +105,21 @@ def layer(
     attend: Attend = sdpa,
 ) -> Tensor:
     """Return the layer's result for ``x`` (batch, tokens, width), bf16; no ``cos``, no rotation."""
-    batch, tokens, width = x.shape
+    batch, tokens, _ = x.shape
     qkv = linear(rms_norm(x, p["attention_norm"]), p, "qkv")
     qkv = qkv.view(batch, tokens, -1, sizes.head).transpose(1, 2)
     q, k, v = qkv.split([sizes.heads, sizes.key_heads, sizes.key_heads], 1)
-    attended = attend(_rotate(q, cos, sin), _rotate(k, cos, sin), v)
-    x = x + linear(attended.transpose(1, 2).reshape(batch, tokens, width), p, "out")
+    attended = attend(_rotate(q, cos, sin), _rotate(k, cos, sin), v, p.get("out_x_scale"))
+    x = x + linear(_merged(attended), p, "out")
     gate, up = linear(rms_norm(x, p["mlp_norm"]), p, "gate_up").chunk(2, -1)
     return x + linear(swiglu(gate, up), p, "down")
+
+
+def _merged(attended: Any) -> Any:
+    """Return the heads of a token side by side, in 16 bits or as codes."""
+    if isinstance(attended, ixt.Quantized):
+        return attended._replace(codes=_merged(attended.codes))
+    return attended.transpose(1, 2).flatten(2)
 
 
 def _rotate(x: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:

@@ -1,8 +1,8 @@
 """cuDNN's FP8 attention, through the package nvidia-cudnn-frontend; imported where it is chosen.
 
-On Hopper cuDNN writes FP8 only: the result is rounded to e4m3 in units of V's scale, which no
-weighted mean of V's codes leaves, and cast from there.  That is one rounding more than the other
-ways have.  A graph is built once for each shape, layout, mask and scale.
+On Hopper cuDNN writes FP8 only.  Without a scale for the result it is rounded to e4m3 in units of
+V's, which no weighted mean of V's codes leaves, and cast from there; that is one rounding more than
+the other ways have.  A graph is built once for each shape, layout, mask and scale.
 """
 
 from __future__ import annotations
@@ -94,12 +94,13 @@ def attention_fp8(
     scales: tuple[Tensor, Tensor, Tensor],
     causal: bool,
     scale: float,
-    dtype: torch.dtype,
+    out_scale: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return out (B, H, S, D), in memory (B, S, H, D), and lse (B, H, S).
+    """Return e4m3 codes of the result (B, H, S, D), in memory (B, S, H, D), and lse (B, H, S).
 
     Args:
         q, k, v: e4m3 codes, D innermost. scales: float32 of one element each.
+        out_scale: one float32, what the result is multiplied by before it is rounded.
     """
     import cudnn
 
@@ -110,14 +111,15 @@ def attention_fp8(
         o = q.new_empty((batch, tokens, heads, dim)).transpose(1, 2)
         floats = functools.partial(torch.empty, dtype=torch.float32, device=device)
         stats, amax_s, amax_o = floats((batch, heads, tokens, 1)), floats(1), floats(1)
-        unit = torch.full((), WEIGHT_SCALE, device=device)
+        # Both in one kernel; the ends of a range are exact.
+        unit, inverse = torch.linspace(WEIGHT_SCALE, 1 / WEIGHT_SCALE, 2, device=device)
         given = dict(zip(("q", "k", "v"), (q, k, v), strict=True)) | {
             "descale_q": scales[0], "descale_k": scales[1], "descale_v": scales[2],
-            "descale_s": 1 / unit, "scale_s": unit, "scale_o": scales[2].reciprocal(),
+            "descale_s": inverse, "scale_s": unit, "scale_o": out_scale,
             "o": o, "stats": stats, "amax_s": amax_s, "amax_o": amax_o,
         }  # fmt: skip
         workspace = torch.empty(bytes_needed, dtype=torch.uint8, device=device)
         handle = _handle(device)
         cudnn.set_stream(handle, torch.cuda.current_stream(device).cuda_stream)
         graph.execute({named[name]: t for name, t in given.items()}, workspace, handle=handle)
-    return (o.float() * scales[2].reshape(())).to(dtype), stats.squeeze(3)
+    return o, stats.squeeze(3)

@@ -42,17 +42,23 @@ def _check_scale(name: str, scale: Tensor, codes: Tensor, packed: bool) -> None:
 
 
 def _all(rest: tuple[Any, ...]) -> Any:
-    """Return offsets, offsets_k, scale, left, right, max_length and dtype, defaults filled in."""
-    return (*rest, *(-1, -1, -1, torch.bfloat16)[len(rest) - 3 :])
+    """Return offsets, offsets_k, scale, left, right, max_length, dtype and out_scale, all given."""
+    return (*rest, *(-1, -1, -1, torch.bfloat16, None)[len(rest) - 3 :])
 
 
 def check_attention_fp8(
     q: Tensor, k: Tensor, v: Tensor, q_scale: Tensor, k_scale: Tensor, v_scale: Tensor, *rest: Any
 ) -> None:
     """Raise TypeError or ValueError for arguments that attention of codes does not take."""
-    given = _all(rest)
-    check_attention(q, k, v, *given[:6], dtypes=(E4M3,))
-    check_dtype("dtype", given[6], INPUT_DTYPES)
+    *given, dtype, out_scale = _all(rest)
+    check_attention(q, k, v, *given, dtypes=(E4M3,))
+    check_dtype("dtype", dtype, INPUT_DTYPES if out_scale is None else (E4M3,))
+    if out_scale is not None:
+        check_tensor("out_scale", out_scale)
+        check_dtype("out_scale", out_scale.dtype, (torch.float32,))
+        check_same_device("out_scale", out_scale, "q", q)
+        if out_scale.numel() != 1:
+            raise ValueError(f"`out_scale` must have one element, got {tuple(out_scale.shape)}")
     packed = given[0] is not None
     _check_scale("q_scale", q_scale, q, packed)
     _check_scale("k_scale", k_scale, k, packed)
@@ -63,31 +69,39 @@ def _fake(
     q: Tensor, k: Tensor, v: Tensor, q_scale: Tensor, k_scale: Tensor, v_scale: Tensor, *rest: Any
 ) -> Pair:
     check_attention_fp8(q, k, v, q_scale, k_scale, v_scale, *rest)
-    return empty_result(q, _all(rest)[-1])
+    return empty_result(q, _all(rest)[-2])
 
 
 def _run(
     q: Tensor, k: Tensor, v: Tensor, q_scale: Tensor, k_scale: Tensor, v_scale: Tensor, *rest: Any
 ) -> Pair:
-    *given, dtype = _all(rest)
+    *given, dtype, out_scale = _all(rest)
     scales = q_scale, k_scale, v_scale
     call = _call_of(q, k, scales, given)
     route, _ = choose_attention_fp8(call)
-    if route == "triton":
-        return _triton(call, q, k, v, scales, given, dtype)
     if route == "cudnn_frontend":
         from ._cudnn_frontend import attention_fp8 as kernel
 
         q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
-        out, lse = kernel(q, k, v, scales, call.right == 0, given[2], dtype)
-        return as_rows(out, dtype), lse
+        unit = v_scale.reciprocal() if out_scale is None else out_scale
+        codes, lse = kernel(q, k, v, scales, call.right == 0, given[2], unit)
+        return (codes if out_scale is not None else dequantize_heads(codes, v_scale, dtype)), lse
     if route == "math":
-        exact: Pair = reference.attention_fp8(q, k, v, *scales, *given, dtype)
+        exact: Pair = reference.attention_fp8(q, k, v, *scales, *given, dtype, out_scale)
         return exact
-    pairs = zip((q, k, v), scales, strict=True)
-    q, k, v = (dequantize_heads(codes, s, _wide(dtype)) for codes, s in pairs)
-    out, lse = attention_by(q, k, v, given)
-    return as_rows(out, dtype), lse
+    if route == "triton":
+        wide = dtype if out_scale is None else torch.bfloat16
+        out, lse = _triton(call, q, k, v, scales, given, wide)
+    else:
+        wide = _wide(dtype)
+        pairs = zip((q, k, v), scales, strict=True)
+        q, k, v = (dequantize_heads(codes, s, wide) for codes, s in pairs)
+        out, lse = attention_by(q, k, v, given)
+    if out_scale is None:
+        return as_rows(out, dtype), lse
+    rows, scale = as_rows(out, wide).transpose(1, 2), out_scale.reshape(())
+    quantize = torch.ops.inductor_ext.quantize_fp8_static.default
+    return quantize(rows, scale, dtype)[0].transpose(1, 2), lse
 
 
 def dequantize_heads(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
@@ -118,7 +132,7 @@ def _call_of(q: Tensor, k: Tensor, scales: tuple[Tensor, ...], given: Any) -> Ca
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
     """Return what codes are dequantized to: 16 bits, which the fast back ends take."""
-    return torch.bfloat16 if dtype == torch.float32 else dtype
+    return torch.float16 if dtype == torch.float16 else torch.bfloat16
 
 
 def _triton(
@@ -147,7 +161,7 @@ def _triton(
 attention_fp8 = define(
     "attention_fp8(Tensor q, Tensor k, Tensor v, Tensor q_scale, Tensor k_scale, Tensor v_scale, "
     "Tensor? offsets, Tensor? offsets_k, float scale, int left=-1, int right=-1, "
-    "int max_length=-1, ScalarType dtype=bfloat16) -> (Tensor, Tensor)",
+    "int max_length=-1, ScalarType dtype=bfloat16, Tensor? out_scale=None) -> (Tensor, Tensor)",
     fake=_fake,
     reference=_run,
     compiled=False,
@@ -175,10 +189,11 @@ def _inputs(device: torch.device) -> Iterator[tuple[Any, ...]]:
         numbers = (*window, *(-1,) * (3 - len(window)))
         dtype = INPUT_DTYPES[number % 3]
         yield (*codes, *scales, offsets, offsets_k, scale, *numbers, dtype)
+        yield (*codes, *scales, offsets, offsets_k, scale, *numbers, E4M3, 40 * rand(()))
 
 
 def _why(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> str:
-    *given, dtype = _all(rest[3:])
+    *given, dtype, _ = _all(rest[3:])
     call = _call_of(q, k, rest[:3], given)
     route, reason = choose_attention_fp8(call)
     if route != "dequantize":
