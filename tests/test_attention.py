@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import math
 from typing import Any
@@ -243,6 +244,22 @@ def test_choices(call: Call, name: str, words: str) -> None:
     chosen, why = choose_attention(call)
     assert chosen == name
     assert words in why
+
+
+def test_cudnn_is_first_for_many_keys_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    many = HOPPER._replace(queries=4096, keys=4096)
+    for name, chosen in (("cudnn", "cudnn_frontend"), ("nothing", "triton")):
+        monkeypatch.setattr(
+            importlib.util,
+            "find_spec",
+            lambda wanted, name=name: wanted in (name, "triton") or None,
+        )
+        assert choose_attention_fp8(many)[0] == chosen
+        assert choose_attention_fp8(many._replace(keys=2048, queries=2048))[0] == "triton"
+        assert choose_attention_fp8(many._replace(whole=False))[0] == "triton"
+        assert choose_attention_fp8(many._replace(left=9))[0] == "triton"
 
 
 def test_pins() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -212,3 +213,24 @@ def test_attention_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert 2.0**-6 < lines["FP8 auto"] < 2.0**-3
     assert 2.0**-6 < lines["outliers, q and k rotated: definition"] < 2.0**-3
     assert bench.main(["attention", "--device", "cpu", "--only", "nothing like it"]) == 2
+
+
+def test_fp8_attention_gives_the_next_product_its_codes() -> None:
+    """With a given scale its result is quantized once, as attention in 16 bits would be."""
+    recipe = llama_block.RECIPES["static"]
+    sizes, device = llama_block.SMALL, torch.device("cpu")
+    p = llama_block.parameters(sizes, 1, device, recipe, True)
+    seen: list[Any] = []
+
+    def linear(x: Any, weights: dict[str, Any], name: str) -> torch.Tensor:
+        seen.append((name, type(x)))
+        return llama_block.our_linear(recipe, True)(x, weights, name)
+
+    x = torch.randn(1, 64, sizes.width, generator=torch.Generator().manual_seed(0)).bfloat16()
+    with torch.no_grad():
+        want, got = (
+            llama_block.Block(p, sizes, linear, llama_block.ATTENTION[how])(x)
+            for how in ("sdpa", "fp8")
+        )
+    assert ("out", ixt.Quantized) in seen
+    assert 0 < float((got - want).norm() / want.norm()) < 0.01
