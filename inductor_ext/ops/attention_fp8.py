@@ -85,7 +85,9 @@ def _run(
         q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
         unit = v_scale.reciprocal() if out_scale is None else out_scale
         codes, lse = kernel(q, k, v, scales, call.right == 0, given[2], unit)
-        return (codes if out_scale is not None else dequantize_heads(codes, v_scale, dtype)), lse
+        if out_scale is not None:
+            return codes, lse
+        return as_rows(dequantize_heads(codes, v_scale, dtype), dtype), lse
     if route == "math":
         exact: Pair = reference.attention_fp8(q, k, v, *scales, *given, dtype, out_scale)
         return exact
